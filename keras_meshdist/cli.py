@@ -1,0 +1,92 @@
+"""The command `meshdist`."""
+
+import argparse
+from collections.abc import Sequence
+
+from keras_meshdist import cluster
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    ```python
+    sys.exit(cli.main(["run", "-n", "4", "-d", "2", "train.py"]))
+    ```
+
+    Args:
+        argv: list of strings, the arguments. Defaults to those of the
+            process.
+
+    Returns:
+        Integer, the exit status.
+    """
+    parser = argparse.ArgumentParser(
+        prog="meshdist",
+        description="Keras on any device mesh and any number of processes.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for add in (_add_run,):
+        add(commands)
+    options = parser.parse_args(argv)
+    return options.command(options)
+
+
+def _add_run(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a script on several local processes",
+        description="Runs a script on several local processes with virtual "
+        "CPU devices each, with the Keras distribution initialized. Lines "
+        "that they print get '[process] ' in front. The exit status is that "
+        "of the process that failed first, 124 at the time limit, 130 after "
+        "Ctrl-C.",
+        usage="meshdist run [-n N] [-d D] [--timeout S] "
+        "(script.py | -m module) [arguments ...]",
+    )
+    parser.add_argument(
+        "-n",
+        "--processes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of processes (default: 2)",
+    )
+    parser.add_argument(
+        "-d",
+        "--devices",
+        type=int,
+        default=4,
+        metavar="D",
+        help="virtual CPU devices of each process (default: 4)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="time limit in seconds (default: none)",
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="...",
+        help="run a module instead of a script, with these arguments",
+    )
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="the script and its arguments",
+    )
+
+    def run(options: argparse.Namespace) -> int:
+        argv = ["-m", *options.module] if options.module else options.script
+        try:
+            return cluster.run_script(
+                argv, options.processes, options.devices, options.timeout
+            )
+        except (ValueError, FileNotFoundError) as error:
+            parser.error(str(error))
+
+    parser.set_defaults(command=run)

@@ -1,0 +1,372 @@
+"""The distribution that users construct."""
+
+import contextlib
+import contextvars
+import difflib
+import functools
+
+import jax
+import keras
+import numpy as np
+
+from keras_meshdist import batches, feeds, keras_hooks
+from keras_meshdist.layout import (
+    TensorLayout,
+    axes_of,
+    check_layout,
+    find_rule,
+    layout_of,
+)
+from keras_meshdist.mesh import check_axis_names, jax_mesh, process_ids
+
+# What an optimizer is creating at the moment: None, or a tuple that holds the
+# model variable to which the new slot belongs (or None).
+_optimizer_slot = contextvars.ContextVar("optimizer_slot", default=None)
+
+
+class ModelParallel(
+    keras_hooks.HookedDistribution, keras.distribution.ModelParallel
+):
+    """Splits rows over named mesh axes, and weights by layout rules.
+
+    A `keras.distribution.ModelParallel` that is right on every mesh: the batch
+    axis may stand anywhere in it, there may be several batch axes, devices
+    may lie on the processes in any way, and a batch of any number of rows
+    works. Training gives what one device gives.
+
+    Example:
+
+    ```python
+    mesh = kmd.make_mesh({"model": 4, "batch": -1})
+    layout_map = kmd.LayoutMap(mesh)
+    layout_map[".*dense.*/kernel"] = (None, "model")
+    dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    keras.distribution.set_distribution(dist)
+    model = build_model()  # from here on, ordinary Keras
+    ```
+
+    Args:
+        layout_map: `LayoutMap` (or `keras.distribution.LayoutMap`), the rules
+            for weights and layer outputs. Its mesh is the distribution's.
+        batch_dim_name: str, or sequence of str: the mesh axis or axes over
+            which rows are split, the slowest varying first. Defaults to the
+            axis `"batch"` if the mesh has one, else to its first axis.
+        auto_shard_dataset: bool. `True`: every process iterates over the same
+            global dataset, and each takes from every batch the rows that its
+            devices need. Defaults to `True`.
+
+    Raises:
+        ValueError: if an argument is unknown or malformed, the mesh has empty
+            or repeated axis names, or this process has no device in it.
+    """
+
+    def __init__(
+        self,
+        *args,
+        layout_map=None,
+        batch_dim_name=None,
+        auto_shard_dataset=True,
+        **kwargs,
+    ):
+        _check_arguments(args, layout_map, kwargs)
+        mesh = layout_map.device_mesh
+        check_axis_names(tuple(mesh.axis_names))
+        for rule in layout_map:
+            check_layout(layout_of(layout_map, rule))
+        self._batch_axes = _batch_axes(batch_dim_name, layout_map)
+        self._feeds = feeds.Feeds.from_mesh(
+            process_ids(jax_mesh(mesh)), mesh.axis_names, self._batch_axes
+        )
+        if jax.process_index() not in self._feeds.processes:
+            raise ValueError(
+                "Every process must have a device in the mesh. Received: "
+                f"{mesh}, with devices of the processes "
+                f"{list(self._feeds.processes)} only, in process "
+                f"{jax.process_index()} of {jax.process_count()}. Give the "
+                "mesh devices of all processes, or start fewer processes."
+            )
+        if jax.process_count() > 1 and not auto_shard_dataset:
+            raise ValueError(
+                "On several processes every process must iterate over the "
+                "same global dataset. Received: auto_shard_dataset=False. "
+                "Valid: auto_shard_dataset=True."
+            )
+        super().__init__(layout_map=layout_map, batch_dim_name=self._batch_name)
+        self._shards_datasets = bool(auto_shard_dataset)
+        self._data_layouts = {}
+        keras_hooks.agree_on_seed()
+
+    @property
+    def _batch_name(self):
+        one = len(self._batch_axes) == 1
+        return self._batch_axes[0] if one else self._batch_axes
+
+    @property
+    def batch_dim_name(self):
+        """The batch axis' name, or the tuple of the batch axes' names."""
+        return self._batch_name
+
+    @property
+    def num_model_replicas(self):
+        """Number of batch shards: the product of the batch axes' sizes."""
+        return self._feeds.num_shards
+
+    @property
+    def num_processes(self):
+        """Number of processes."""
+        return jax.process_count()
+
+    # Keras shards a dataset by this flag, and by arithmetic on process ids
+    # that is wrong on most meshes; so for Keras there is one process. The
+    # constructors of some versions set it.
+    _is_multi_process = property(lambda self: False, lambda self, value: None)
+
+    @property
+    def auto_shard_dataset(self):
+        """Whether every process iterates over the same global dataset."""
+        return self._shards_datasets
+
+    @auto_shard_dataset.setter
+    def auto_shard_dataset(self, value):
+        self._shards_datasets = bool(value)
+
+    @property
+    def batch_shard_ids(self):
+        """Sorted tuple of the batch shards that this process' devices hold."""
+        return self._feeds.shards_of(jax.process_index())
+
+    def feed_rows(self, global_batch_size, process_id=None):
+        """Returns the rows of a global batch that a process has to supply.
+
+        Example:
+
+        ```python
+        rows = dist.feed_rows(64)  # e.g. array([0, 1, ..., 31])
+        ```
+
+        Args:
+            global_batch_size: int >= 0, number of rows.
+            process_id: int. Defaults to this process.
+
+        Returns:
+            Sorted int array of global row numbers; empty if the process'
+            devices hold padding only.
+
+        Raises:
+            ValueError: if the process has no device in the mesh.
+        """
+        if process_id is None:
+            process_id = jax.process_index()
+        return self._feeds.rows_of(process_id, global_batch_size)
+
+    @property
+    def num_data_shards(self):
+        """Number of different feeds, as for `shard()` of a dataset."""
+        return len(set(self._feeds.data_shards.values()))
+
+    @property
+    def data_shard_id(self):
+        """Which of the feeds is this process', by position in the batch."""
+        return self._feeds.data_shards[jax.process_index()]
+
+    def distribute_dataset(self, dataset):
+        """Returns the dataset as it is; batches are split one by one."""
+        return dataset
+
+    def get_data_layout(self, data_shape):
+        """Returns the layout of a batch: rows over the batch axes.
+
+        Args:
+            data_shape: sequence of int, shape of the global batch; `()` for a
+                scalar, which is replicated.
+
+        Returns:
+            A `TensorLayout`.
+        """
+        rank = len(data_shape)
+        if rank not in self._data_layouts:
+            axes = (self._batch_name, *[None] * (rank - 1))[:rank]
+            self._data_layouts[rank] = TensorLayout(axes, self.device_mesh)
+        return self._data_layouts[rank]
+
+    def get_variable_layout(self, variable):
+        """Returns the layout that the rules give a variable.
+
+        Args:
+            variable: `keras.Variable`.
+
+        Returns:
+            A `TensorLayout`; without axes if no rule matches.
+
+        Raises:
+            ValueError: if two rules match, or the layout that matches doesn't
+                fit the variable's shape.
+        """
+        given = keras_hooks.layout_given(variable)
+        if given is not None:
+            return given
+        slot = _optimizer_slot.get()
+        if slot is not None and slot[0] is not None:
+            variable = slot[0]
+        # An optimizer's path has the weight's path within it, so a rule that
+        # may match a part would match more than it means.
+        rule = find_rule(self._layout_map, variable.path, search=slot is None)
+        layout = layout_of(self._layout_map, rule)
+        problem = layout and _misfit(layout, variable.shape, self.device_mesh)
+        if problem and slot is None:
+            raise ValueError(
+                f"The layout of a variable must fit its shape: {problem}. "
+                f"Received: variable {variable.path!r} of shape "
+                f"{tuple(variable.shape)}, rule {rule!r} with "
+                f"axes={layout.axes}, {self.device_mesh}."
+            )
+        if layout is None or problem:
+            axes = [None] * len(variable.shape)
+            return TensorLayout(axes, self.device_mesh)
+        return layout
+
+    def get_tensor_layout(self, path):
+        """Returns the layout that the rules give a layer's output.
+
+        Args:
+            path: str, the layer's path with `/output` behind it.
+
+        Returns:
+            A `TensorLayout`, or `None` if no rule matches.
+
+        Raises:
+            ValueError: if two rules match.
+        """
+        return layout_of(self._layout_map, find_rule(self._layout_map, path))
+
+    # What the hooks call.
+
+    def place_leaf(self, leaf, layout=None):
+        if leaf is None:
+            return None
+        if layout is None:
+            layout = self.get_data_layout(np.shape(leaf))
+        return batches.place(leaf, _sharding(layout))
+
+    def place_output(self, tensor, layout):
+        if not hasattr(tensor, "shape"):
+            return tensor
+        if len(layout.axes) != len(tensor.shape):
+            rules = [
+                rule
+                for rule in self._layout_map
+                if layout_of(self._layout_map, rule) is layout
+            ]
+            raise ValueError(
+                "The layout of a layer's output must have an entry for each "
+                "dimension. Received: an output of shape "
+                f"{tuple(tensor.shape)}, rule {rules} with "
+                f"axes={layout.axes}."
+            )
+        return _constrain(tensor, _sharding(layout))
+
+    def fetch(self, outputs, wait):
+        if self.num_processes > 1:
+            return keras.tree.map_structure(batches.fetch, outputs)
+        if wait:
+            return keras.tree.map_structure(np.asarray, outputs)
+        return outputs
+
+    @contextlib.contextmanager
+    def creating_slot(self, reference):
+        outer = _optimizer_slot.get()
+        keep = reference is None and outer is not None
+        token = _optimizer_slot.set(outer if keep else (reference,))
+        try:
+            yield
+        finally:
+            _optimizer_slot.reset(token)
+
+
+def _check_arguments(args, layout_map, kwargs):
+    if args:
+        raise ValueError(
+            "`ModelParallel` takes keyword arguments only; the mesh comes "
+            f"with the layout map. Received: {len(args)} positional "
+            f"argument(s), the first of type {type(args[0]).__name__}. Valid: "
+            "ModelParallel(layout_map=LayoutMap(mesh), batch_dim_name='batch')."
+        )
+    if not isinstance(layout_map, keras.distribution.LayoutMap):
+        raise ValueError(
+            "`layout_map` must be a `LayoutMap`. "
+            f"Received: layout_map={layout_map!r}."
+        )
+    device_mesh = kwargs.pop("device_mesh", None)  # Keras drops it in silence
+    if device_mesh is not None and device_mesh is not layout_map.device_mesh:
+        raise ValueError(
+            "The mesh of a `ModelParallel` is its layout map's. Received: "
+            f"device_mesh={device_mesh}, layout_map with "
+            f"{layout_map.device_mesh}. Leave `device_mesh` out."
+        )
+    valid = ["layout_map", "batch_dim_name", "auto_shard_dataset"]
+    for name in kwargs:
+        near = difflib.get_close_matches(name, valid, 1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        raise ValueError(
+            f"`ModelParallel` has no argument `{name}`.{hint} "
+            f"Received: {name}={kwargs[name]!r}. Valid arguments: {valid}."
+        )
+
+
+def _batch_axes(batch_dim_name, layout_map):
+    mesh = layout_map.device_mesh
+    names = tuple(mesh.axis_names)
+    if batch_dim_name is None:
+        if "batch" not in names and not len(layout_map):
+            raise ValueError(
+                "With no layout rule and no axis named 'batch' in the mesh, "
+                "nothing says what to split. Received: batch_dim_name=None, "
+                f"an empty layout map, {mesh}. Give `batch_dim_name`, one of "
+                f"{list(names)}."
+            )
+        batch_dim_name = "batch" if "batch" in names else names[0]
+    axes = axes_of(batch_dim_name) if batch_dim_name else ()
+    if (
+        not axes
+        or not all(axis in names for axis in axes)
+        or len(set(axes)) != len(axes)
+    ):
+        raise ValueError(
+            "`batch_dim_name` must be an axis of the mesh, or a sequence of "
+            f"different ones. Received: batch_dim_name={batch_dim_name!r}. "
+            f"Valid axes: {list(names)}."
+        )
+    return axes
+
+
+def _misfit(layout, shape, mesh):
+    """Says in words why a layout doesn't fit a shape; None if it does."""
+    if len(layout.axes) != len(shape):
+        return (
+            f"the layout has {len(layout.axes)} entries, the shape has "
+            f"{len(shape)} dimensions"
+        )
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    for dimension, entry in enumerate(layout.axes):
+        pieces = int(np.prod([sizes[axis] for axis in axes_of(entry)]))
+        if shape[dimension] % pieces:
+            return (
+                f"dimension {dimension} of size {shape[dimension]} doesn't "
+                f"divide by the {pieces} pieces of axis {entry!r}"
+            )
+    return None
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _constrain(tensor, sharding):
+    # Within jit also a number of rows that doesn't divide can be laid out.
+    return jax.lax.with_sharding_constraint(tensor, sharding)
+
+
+def _sharding(layout):
+    """The `NamedSharding` of a layout of ours, of Keras, or of JAX."""
+    if isinstance(layout, TensorLayout):
+        return layout.backend_layout
+    if isinstance(layout, keras.distribution.TensorLayout):
+        return TensorLayout(layout.axes, layout.device_mesh).backend_layout
+    return layout
