@@ -1,9 +1,17 @@
 """Keras distribution over any device mesh, on any number of processes."""
 
-from keras_meshdist import keras_hooks
-from keras_meshdist.distribution import ModelParallel
-from keras_meshdist.layout import LayoutMap, TensorLayout
-from keras_meshdist.mesh import make_mesh
+import os
+import sys
+
+if "keras" not in sys.modules:
+    # This package works on the JAX backend only, so that is what Keras starts
+    # with if nobody asked for another one.
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+
+from keras_meshdist import cluster, keras_hooks  # noqa: E402
+from keras_meshdist.distribution import ModelParallel  # noqa: E402
+from keras_meshdist.layout import LayoutMap, TensorLayout  # noqa: E402
+from keras_meshdist.mesh import make_mesh  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -11,6 +19,7 @@ __all__ = [
     "LayoutMap",
     "ModelParallel",
     "TensorLayout",
+    "cluster",
     "keras_hooks",
     "make_mesh",
 ]

@@ -36,6 +36,8 @@ class PaddedBatch(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, physical, rows):
         self.physical = physical
         self.rows = rows
+        # What a traced function's code depends on.
+        self._static = (physical.shape, rows)
 
     @property
     def shape(self):
@@ -86,13 +88,13 @@ class PaddedBatch(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name):
         # Only names that are not found otherwise: astype, reshape, sum, ...
-        if name.startswith("_") or name in ("physical", "rows"):
+        if name.startswith("_") or name in ("physical", "rows"):  # not set yet
             raise AttributeError(name)
         return getattr(_logical(self), name)
 
 
 def _flatten(batch):
-    return (batch.physical,), (batch.physical.shape, batch.rows)
+    return (batch.physical,), batch._static
 
 
 def _unflatten(static, children):
@@ -110,9 +112,11 @@ def _unflatten(static, children):
                 "`jax.jit`, for instance `jax.jit(jax.vmap(f))(batch)`."
             )
         return jax.lax.slice_in_dim(child, 0, rows)
+    if isinstance(child, jax.Array):
+        return PaddedBatch(child, rows)
     # JAX also unflattens with placeholders that are no arrays.
     batch = PaddedBatch.__new__(PaddedBatch)
-    batch.physical, batch.rows = child, rows
+    batch.physical, batch.rows, batch._static = child, rows, static
     return batch
 
 

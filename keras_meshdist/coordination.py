@@ -10,8 +10,7 @@ client of its coordination service.
 
 import re
 
-from jax._src import distributed
-from jax._src import xla_bridge
+from jax._src import distributed, xla_bridge
 
 # JAX 0.4 refuses messages above 4 MiB. A listing carries the piece of every
 # process, so that a piece's share is this, divided by their number.
@@ -29,7 +28,9 @@ class MissingProcessError(TimeoutError):
         missing: tuple of integers. The processes that did not arrive.
     """
 
-    def __init__(self, message: str, name: str, missing: tuple[int, ...]):
+    def __init__(
+        self, message: str, name: str = "", missing: tuple[int, ...] = ()
+    ):
         super().__init__(message)
         self.name = name
         self.missing = missing
@@ -71,26 +72,8 @@ def barrier(name: str, timeout: float | None = None) -> None:
         MissingProcessError: If a process does not arrive in time. The others
             then find the barrier given up, which is a `RuntimeError` of JAX.
     """
-    client = distributed.global_state.client
-    if client is None:
-        return
-    seconds = _FOREVER if timeout is None else timeout
-    try:
-        client.wait_at_barrier(f"meshdist/{name}", max(1, int(seconds * 1000)))
-    except RuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise
-        missing = _timed_out_processes(str(error))
-        raise MissingProcessError(
-            f"Every process must come to '{name}' within {timeout:g} seconds. "
-            f"Received: nothing from process "
-            f"{', '.join(map(str, missing)) or 'unknown'} "
-            f"(this is process {process_id()} of {process_count()}). "
-            "Look at the output of the missing ones: they failed, hang, or "
-            "did not make the call that the others made.",
-            name,
-            missing,
-        ) from error
+    if initialized():
+        _meet(name, name, timeout)
 
 
 def exchange(
@@ -129,14 +112,14 @@ def exchange(
             client.key_value_set_bytes(
                 mine[-1], value[i * piece : (i + 1) * piece]
             )
-        barrier(f"{name}/written", timeout)
+        _meet(f"{name}/written", name, timeout)
         sizes = _listing(client, f"{folder}/size/")
         parts: list[list[bytes]] = [[] for _ in range(count)]
         for i in range(max(int(size) for size in sizes.values())):
             for process, part in _listing(client, f"{folder}/{i}/").items():
                 parts[process].append(part)
         # No process may take its keys away before all have read them.
-        barrier(f"{name}/read", timeout)
+        _meet(f"{name}/read", name, timeout)
     finally:
         for key in mine:
             client.key_value_delete(key)
@@ -174,12 +157,46 @@ def broadcast(
     return exchange(name, mine or b"", timeout)[0]
 
 
+def _meet(barrier_id: str, name: str, timeout: float | None) -> None:
+    client = distributed.global_state.client
+    milliseconds = int((_FOREVER if timeout is None else timeout) * 1000)
+    try:
+        client.wait_at_barrier(f"meshdist/{barrier_id}", max(1, milliseconds))
+    except RuntimeError as error:
+        here = f"this is process {process_id()} of {process_count()}"
+        missing = _timed_out_processes(str(error))
+        # A barrier that was given up tells so to those who come to it later,
+        # or that the others are at its next use.
+        if process_id() in missing or "invoked by the task" in str(error):
+            raise RuntimeError(
+                f"Every process must come to '{name}' in time. Received: "
+                f"the others have given up waiting ({here}). Their output "
+                "says for how long they waited."
+            ) from error
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        raise MissingProcessError(
+            f"Every process must come to '{name}' within {timeout:g} seconds. "
+            f"Received: nothing from {_named(missing)} ({here}). Look at the "
+            "output of the missing ones: they failed, hang, or did not make "
+            "the call that the others made.",
+            name,
+            missing,
+        ) from error
+
+
 def _listing(client, folder: str) -> dict[int, bytes]:
     """The values in a folder whose keys end in a process number."""
     return {
         int(key.rsplit("/", 1)[1]): value
         for key, value in client.key_value_dir_get_bytes(folder)
     }
+
+
+def _named(processes: tuple[int, ...]) -> str:
+    if len(processes) == 1:
+        return f"process {processes[0]}"
+    return f"processes {', '.join(map(str, processes)) or 'unknown'}"
 
 
 def _timed_out_processes(message: str) -> tuple[int, ...]:

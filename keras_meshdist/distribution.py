@@ -2,20 +2,21 @@
 
 import contextlib
 import contextvars
-import difflib
-import functools
 
 import jax
 import keras
 import numpy as np
 
 from keras_meshdist import batches, feeds, keras_hooks
+from keras_meshdist.arguments import batch_axes, check_arguments
 from keras_meshdist.layout import (
     TensorLayout,
-    axes_of,
     check_layout,
+    constrain,
     find_rule,
     layout_of,
+    misfit,
+    sharding_of,
 )
 from keras_meshdist.mesh import check_axis_names, jax_mesh, process_ids
 
@@ -68,12 +69,12 @@ class ModelParallel(
         auto_shard_dataset=True,
         **kwargs,
     ):
-        _check_arguments(args, layout_map, kwargs)
+        check_arguments(args, layout_map, kwargs)
         mesh = layout_map.device_mesh
         check_axis_names(tuple(mesh.axis_names))
         for rule in layout_map:
             check_layout(layout_of(layout_map, rule))
-        self._batch_axes = _batch_axes(batch_dim_name, layout_map)
+        self._batch_axes = batch_axes(batch_dim_name, layout_map)
         self._feeds = feeds.Feeds.from_mesh(
             process_ids(jax_mesh(mesh)), mesh.axis_names, self._batch_axes
         )
@@ -212,7 +213,7 @@ class ModelParallel(
         # may match a part would match more than it means.
         rule = find_rule(self._layout_map, variable.path, search=slot is None)
         layout = layout_of(self._layout_map, rule)
-        problem = layout and _misfit(layout, variable.shape, self.device_mesh)
+        problem = layout and misfit(layout, variable.shape, self.device_mesh)
         if problem and slot is None:
             raise ValueError(
                 f"The layout of a variable must fit its shape: {problem}. "
@@ -246,7 +247,7 @@ class ModelParallel(
             return None
         if layout is None:
             layout = self.get_data_layout(np.shape(leaf))
-        return batches.place(leaf, _sharding(layout))
+        return batches.place(leaf, sharding_of(layout))
 
     def place_output(self, tensor, layout):
         if not hasattr(tensor, "shape"):
@@ -263,7 +264,7 @@ class ModelParallel(
                 f"{tuple(tensor.shape)}, rule {rules} with "
                 f"axes={layout.axes}."
             )
-        return _constrain(tensor, _sharding(layout))
+        return constrain(tensor, sharding_of(layout))
 
     def fetch(self, outputs, wait):
         if self.num_processes > 1:
@@ -281,92 +282,3 @@ class ModelParallel(
             yield
         finally:
             _optimizer_slot.reset(token)
-
-
-def _check_arguments(args, layout_map, kwargs):
-    if args:
-        raise ValueError(
-            "`ModelParallel` takes keyword arguments only; the mesh comes "
-            f"with the layout map. Received: {len(args)} positional "
-            f"argument(s), the first of type {type(args[0]).__name__}. Valid: "
-            "ModelParallel(layout_map=LayoutMap(mesh), batch_dim_name='batch')."
-        )
-    if not isinstance(layout_map, keras.distribution.LayoutMap):
-        raise ValueError(
-            "`layout_map` must be a `LayoutMap`. "
-            f"Received: layout_map={layout_map!r}."
-        )
-    device_mesh = kwargs.pop("device_mesh", None)  # Keras drops it in silence
-    if device_mesh is not None and device_mesh is not layout_map.device_mesh:
-        raise ValueError(
-            "The mesh of a `ModelParallel` is its layout map's. Received: "
-            f"device_mesh={device_mesh}, layout_map with "
-            f"{layout_map.device_mesh}. Leave `device_mesh` out."
-        )
-    valid = ["layout_map", "batch_dim_name", "auto_shard_dataset"]
-    for name in kwargs:
-        near = difflib.get_close_matches(name, valid, 1)
-        hint = f" Did you mean `{near[0]}`?" if near else ""
-        raise ValueError(
-            f"`ModelParallel` has no argument `{name}`.{hint} "
-            f"Received: {name}={kwargs[name]!r}. Valid arguments: {valid}."
-        )
-
-
-def _batch_axes(batch_dim_name, layout_map):
-    mesh = layout_map.device_mesh
-    names = tuple(mesh.axis_names)
-    if batch_dim_name is None:
-        if "batch" not in names and not len(layout_map):
-            raise ValueError(
-                "With no layout rule and no axis named 'batch' in the mesh, "
-                "nothing says what to split. Received: batch_dim_name=None, "
-                f"an empty layout map, {mesh}. Give `batch_dim_name`, one of "
-                f"{list(names)}."
-            )
-        batch_dim_name = "batch" if "batch" in names else names[0]
-    axes = axes_of(batch_dim_name) if batch_dim_name else ()
-    if (
-        not axes
-        or not all(axis in names for axis in axes)
-        or len(set(axes)) != len(axes)
-    ):
-        raise ValueError(
-            "`batch_dim_name` must be an axis of the mesh, or a sequence of "
-            f"different ones. Received: batch_dim_name={batch_dim_name!r}. "
-            f"Valid axes: {list(names)}."
-        )
-    return axes
-
-
-def _misfit(layout, shape, mesh):
-    """Says in words why a layout doesn't fit a shape; None if it does."""
-    if len(layout.axes) != len(shape):
-        return (
-            f"the layout has {len(layout.axes)} entries, the shape has "
-            f"{len(shape)} dimensions"
-        )
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    for dimension, entry in enumerate(layout.axes):
-        pieces = int(np.prod([sizes[axis] for axis in axes_of(entry)]))
-        if shape[dimension] % pieces:
-            return (
-                f"dimension {dimension} of size {shape[dimension]} doesn't "
-                f"divide by the {pieces} pieces of axis {entry!r}"
-            )
-    return None
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _constrain(tensor, sharding):
-    # Within jit also a number of rows that doesn't divide can be laid out.
-    return jax.lax.with_sharding_constraint(tensor, sharding)
-
-
-def _sharding(layout):
-    """The `NamedSharding` of a layout of ours, of Keras, or of JAX."""
-    if isinstance(layout, TensorLayout):
-        return layout.backend_layout
-    if isinstance(layout, keras.distribution.TensorLayout):
-        return TensorLayout(layout.axes, layout.device_mesh).backend_layout
-    return layout

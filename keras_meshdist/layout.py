@@ -1,5 +1,7 @@
 """Layouts: which mesh axes split which dimensions, and rules for them."""
 
+import functools
+import math
 import re
 import warnings
 
@@ -239,3 +241,36 @@ def layout_of(layout_map, rule):
         return None
     # Keras' own lookup finds an exact key first, on every version.
     return keras.distribution.LayoutMap.__getitem__(layout_map, rule)
+
+
+def misfit(layout, shape, mesh):
+    """Says in words why a layout doesn't fit a shape; None if it does."""
+    if len(layout.axes) != len(shape):
+        return (
+            f"the layout has {len(layout.axes)} entries, the shape has "
+            f"{len(shape)} dimensions"
+        )
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    for dimension, entry in enumerate(layout.axes):
+        pieces = math.prod(sizes[axis] for axis in axes_of(entry))
+        if shape[dimension] % pieces:
+            return (
+                f"dimension {dimension} of size {shape[dimension]} doesn't "
+                f"divide by the {pieces} pieces of axis {entry!r}"
+            )
+    return None
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def constrain(tensor, sharding):
+    """Lays a tensor out; in jit its rows need not divide."""
+    return jax.lax.with_sharding_constraint(tensor, sharding)
+
+
+def sharding_of(layout):
+    """The `NamedSharding` of a layout of ours, of Keras, or of JAX."""
+    if isinstance(layout, TensorLayout):
+        return layout.backend_layout
+    if isinstance(layout, keras.distribution.TensorLayout):
+        return TensorLayout(layout.axes, layout.device_mesh).backend_layout
+    return layout

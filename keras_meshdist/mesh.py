@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from jax.experimental import mesh_utils
 
-# Axes that usually split rows; slices of a pod, which are joined by a slow
-# network, go to the first of these that they divide.
+# Axes that usually split rows, and so send the least between devices: the slow
+# network between the slices of a pod goes to the first of these.
 _ROW_AXES = ("batch", "data", "replica", "fsdp")
 
 
@@ -19,9 +19,9 @@ def make_mesh(axes, devices=None):
     On TPU the devices are ordered so that neighbours in the mesh are
     neighbours in the chips' network (`jax.experimental.mesh_utils`). Of
     several TPU slices, the slow network between them is crossed only along
-    the axis named `"batch"`, `"data"`, `"replica"` or `"fsdp"` (else the first
-    axis that the number of slices divides). Elsewhere devices stand in the
-    order in which they were given.
+    the axis named `"batch"`, `"data"`, `"replica"` or `"fsdp"` (else along the
+    first axis) if the number of slices divides it. Elsewhere devices stand in
+    the order in which they were given.
 
     Example:
 
@@ -101,25 +101,25 @@ def _arrange(devices, names, shape):
         return mesh_utils.create_device_mesh(
             shape, devices, allow_split_physical_axes=True
         )
+    across = _across_slices(names, shape, len(slices))
+    within = [n // a for n, a in zip(shape, across, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(
+        within, across, devices, allow_split_physical_axes=True
+    )
+
+
+def _across_slices(names, shape, slices):
+    """How many slices each axis crosses: one axis all, or several a part."""
     order = sorted(
         range(len(names)),
-        key=lambda i: _ROW_AXES.index(names[i])
-        if names[i] in _ROW_AXES
-        else len(_ROW_AXES),
+        key=lambda i: (*_ROW_AXES, names[i]).index(names[i]),
     )
-    for axis in order:
-        if shape[axis] % len(slices) == 0:
-            across = [1] * len(shape)
-            across[axis] = len(slices)
-            within = [n // a for n, a in zip(shape, across, strict=True)]
-            return mesh_utils.create_hybrid_device_mesh(
-                within, across, devices, allow_split_physical_axes=True
-            )
-    raise ValueError(
-        "With several TPU slices, one mesh axis must be a multiple of their "
-        f"number. Received: shape={shape}, axes={names}, "
-        f"{len(slices)} slices."
-    )
+    across = [1] * len(shape)
+    whole = [axis for axis in order if shape[axis] % slices == 0]
+    for axis in whole[:1] or order:
+        across[axis] = math.gcd(shape[axis], slices)
+        slices //= across[axis]
+    return across
 
 
 def check_axis_names(names):

@@ -4,31 +4,29 @@ The parent's side of what `worker.py` does in each process.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
 import re
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from multiprocessing import connection
 from typing import Any
-from typing import TextIO
 
-from keras_meshdist import virtual_devices
+from keras_meshdist.cluster.devices import check_count, environment
+from keras_meshdist.cluster.failures import Failure
+from keras_meshdist.cluster.output import Output
 
 # The worker takes over the parent's module search path before anything else.
 _BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "sys.path[:] = json.loads(sys.argv[1]); "
-    "from keras_meshdist import worker; worker.main(int(sys.argv[2]))"
+    "from keras_meshdist.cluster import worker; worker.main(int(sys.argv[2]))"
 )
 
 # Variables of an enclosing job must not leak into this one.
@@ -36,63 +34,6 @@ _NOT_INHERITED = re.compile(
     "MESHDIST_CLUSTER|KERAS_DISTRIBUTION_.*|JAX_COORDINATOR_.*"
     "|JAX_PROCESS_ID|JAX_NUM_PROCESSES|JAX_LOCAL_DEVICE_IDS"
 )
-
-# What libraries print merely because they are there.
-_NOISE = re.compile(
-    rb"\[Gloo\] Rank \d+ is connected to"
-    rb"|WARNING: All log messages before absl::InitializeLog\(\)"
-    rb"|I0000 .*oneDNN custom operations are on"
-)
-
-# How a process fails because another one has failed or gone away.
-_CONSEQUENCE = re.compile(
-    "UNAVAILABLE|Connection (reset|closed|refused)|[Cc]oordination ?[Ss]ervice"
-    "|Gloo|[Hh]eartbeat|CANCELLED|ABORTED|Socket closed|MissingProcessError"
-)
-
-_LINES_KEPT = 30
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """How one process failed.
-
-    Args:
-        process: integer, its number.
-        status: integer, its exit status as a shell gives it.
-        text: string. Its traceback, or what else it said.
-        time: float, when, in seconds of `time.monotonic()`.
-        exited: boolean, whether it is gone.
-        output: string. Its last lines of output, if it is gone.
-    """
-
-    process: int
-    status: int
-    text: str
-    time: float
-    exited: bool = False
-    output: str = ""
-
-    @property
-    def consequence(self) -> bool:
-        """Whether it looks as if another process' failure was the cause."""
-        return bool(_CONSEQUENCE.search(self.text + self.output))
-
-    @property
-    def how(self) -> str:
-        """What happened, in a few words."""
-        if self.text:
-            return "failed"
-        if self.status > 128:
-            with contextlib.suppress(ValueError):
-                name = signal.Signals(self.status - 128).name
-                return f"was killed by {name} (status {self.status})"
-        return f"ended with status {self.status}"
-
-
-def first_failure(failures: Sequence[Failure]) -> Failure:
-    """The failure that brought about the others."""
-    return min(failures, key=lambda failure: (failure.consequence, failure.time))
 
 
 class Processes:
@@ -113,12 +54,13 @@ class Processes:
         setup: dict[str, Any],
         forward: bool = True,
     ):
-        virtual_devices.check_count("processes", processes)
-        self.port = _reserve_port()
+        check_count("processes", processes)
+        self.port = reserve_port()
         self.popen: list[subprocess.Popen] = []
         self.connections: list[connection.Connection] = []
         self.output = Output(forward)
         self._ended: set[int] = set()
+        self._silent: set[int] = set()
         address = f"127.0.0.1:{self.port.getsockname()[1]}"
         setup = {
             "parent": os.getpid(),
@@ -147,7 +89,7 @@ class Processes:
             for name, value in os.environ.items()
             if not _NOT_INHERITED.fullmatch(name)
         }
-        env |= virtual_devices.environment(devices, env)
+        env |= environment(devices, env)
         env |= {
             "PYTHONUNBUFFERED": "1",
             "JAX_COORDINATOR_BIND_ADDRESS": setup["address"],
@@ -216,24 +158,31 @@ class Processes:
             for process, conn in enumerate(self.connections):
                 if process in self._ended:
                     continue
-                status = self.status(process)
                 # In this order, no message sent right before the end is lost.
-                with contextlib.suppress(EOFError, OSError):
-                    if conn.poll():
+                status = self.status(process)
+                try:
+                    if process not in self._silent and conn.poll():
                         return process, conn.recv()
+                except (EOFError, OSError):
+                    self._silent.add(process)
                 if status is not None:
                     self._ended.add(process)
                     return process, ("exited", status)
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            alive = [
+            # Not for longer, as a process' end is no event of its connection:
+            # what it has started may hold that open.
+            pause = min(left, 0.1)
+            speaking = [
                 conn
                 for process, conn in enumerate(self.connections)
-                if process not in self._ended
+                if process not in self._ended | self._silent
             ]
-            connection.wait(alive, timeout=min(left, 0.1))
-            time.sleep(0.005)
+            if speaking:
+                connection.wait(speaking, pause)
+            else:
+                time.sleep(pause)
 
     def failure(self, process: int, message: tuple) -> Failure:
         """Makes a failure of a `failed` or `exited` message."""
@@ -263,85 +212,7 @@ class Processes:
         self.port.close()
 
 
-class Output:
-    """Passes on the output of processes line by line, and keeps the last.
-
-    A thread of its own reads it, so that no process ever waits for a full
-    pipe.
-    """
-
-    def __init__(self, forward: bool):
-        self._forward = forward
-        self._selector = selectors.DefaultSelector()
-        self._last: list[deque[str]] = []
-        self._rest: dict[int, bytes] = {}
-        self._stop_at = float("inf")
-        self._thread = threading.Thread(target=self._read_all, daemon=True)
-
-    def add(self, process: int, popen: subprocess.Popen) -> None:
-        self._last.append(deque(maxlen=_LINES_KEPT))
-        for stream, name in ((popen.stdout, "stdout"), (popen.stderr, "stderr")):
-            self._selector.register(
-                stream, selectors.EVENT_READ, (process, name)
-            )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def last_lines(self, process: int) -> list[str]:
-        return list(self._last[process])
-
-    def finish(self) -> None:
-        """Reads the rest and ends; call it when the processes have ended."""
-        # What a process started may outlive it and hold its pipes open.
-        self._stop_at = time.monotonic() + 2.0
-        if self._thread.is_alive():
-            self._thread.join()
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()
-        self._selector.close()
-
-    def _read_all(self) -> None:
-        while self._selector.get_map() and time.monotonic() < self._stop_at:
-            for key, _ in self._selector.select(timeout=0.2):
-                data = os.read(key.fd, 65536)
-                *lines, rest = (self._rest.pop(key.fd, b"") + data).split(
-                    b"\n"
-                )
-                if data:
-                    self._rest[key.fd] = rest
-                else:
-                    self._selector.unregister(key.fileobj)
-                    key.fileobj.close()
-                    lines += [rest] if rest else []
-                for line in lines:
-                    self._pass_on(*key.data, line)
-
-    def _pass_on(self, process: int, name: str, line: bytes) -> None:
-        if _NOISE.match(line):
-            return
-        text = line.decode(errors="replace")
-        self._last[process].append(text)
-        if self._forward:
-            write_lines(getattr(sys, name), process, text)
-
-
-def write_lines(stream: TextIO, process: int, text: str) -> None:
-    """Writes lines with the process in front."""
-    # The stream may be gone by now: a closed pipe, a test's capture.
-    with contextlib.suppress(OSError, ValueError):
-        for line in text.splitlines() or [""]:
-            stream.write(f"[{process}] {line}\n")
-        stream.flush()
-
-
-def named(processes: set[int]) -> str:
-    """`process 1`, or `processes 0, 2`."""
-    word = "process" if len(processes) == 1 else "processes"
-    return f"{word} {', '.join(map(str, sorted(processes)))}"
-
-
-def _reserve_port() -> socket.socket:
+def reserve_port() -> socket.socket:
     """Takes a port for the coordinator, for as long as the socket is open.
 
     gRPC binds with SO_REUSEPORT: it gets the port although this socket has

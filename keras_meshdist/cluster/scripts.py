@@ -7,11 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from keras_meshdist.processes import Failure
-from keras_meshdist.processes import Processes
-from keras_meshdist.processes import first_failure
-from keras_meshdist.processes import named
-from keras_meshdist.processes import write_lines
+from keras_meshdist.cluster.failures import Failure, first_failure, named
+from keras_meshdist.cluster.output import write_lines
+from keras_meshdist.cluster.processes import Processes
 
 _TIMED_OUT = 124
 _INTERRUPTED = 128 + signal.SIGINT
@@ -156,7 +154,7 @@ class _Run:
         if first.text:
             write_lines(sys.stderr, first.process, first.text)
         else:
-            _tell(f"{named({first.process})} {first.how}.")
+            _tell(f"{named([first.process])} {first.how}.")
         return first.status
 
     def _time_limit(self) -> int:
@@ -165,8 +163,8 @@ class _Run:
         self._workers.close()
         _tell(
             f"the time limit of {self._timeout:g} seconds has passed; "
-            f"{named(working or self._all)} of {len(self._all)} still ran "
-            "(at the lines shown above) and was ended."
+            f"{named(working or self._all)} of {len(self._all)} still ran, at "
+            "the lines shown above, and had to be ended."
         )
         return _TIMED_OUT
 

@@ -17,6 +17,8 @@ import traceback
 from multiprocessing import connection
 from typing import Any
 
+from keras_meshdist.cluster.failures import user_traceback
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -26,7 +28,7 @@ def main(fd: int) -> None:
     conn = connection.Connection(fd)
     setup = conn.recv()
     _end_with_parent(setup["parent"], setup["end_with_thread"])
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     argv = setup.get("script")
     try:
@@ -59,8 +61,8 @@ def _initialize(setup: dict[str, Any]) -> None:
     import jax
     import keras
 
-    # Keras agrees on a seed since 3.9 or so, in `initialize`, unless there
-    # is one: then every version behaves alike.
+    # Later versions of Keras agree on a seed in `initialize`, unless there is
+    # one already: so every version behaves alike.
     keras.utils.set_random_seed(setup["seed"])
     if setup["processes"] > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -99,7 +101,7 @@ def _serve_calls(conn: connection.Connection) -> None:
                 result = _meet()
             reply = ("result", pickle.dumps(result))
         except BaseException as error:
-            reply = ("failed", 1, _traceback(error), time.monotonic())
+            reply = ("failed", 1, user_traceback(error), time.monotonic())
         conn.send(reply)
 
 
@@ -140,9 +142,9 @@ def _run_script(
         if status == 0:
             return
     except KeyboardInterrupt as error:
-        status, text = 128 + signal.SIGINT, _traceback(error)
+        status, text = 128 + signal.SIGINT, user_traceback(error)
     except BaseException as error:
-        status, text = 1, _traceback(error)
+        status, text = 1, user_traceback(error)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -180,13 +182,3 @@ def _exit_status(error: SystemExit) -> tuple[int, str]:
     if isinstance(error.code, int):
         return error.code & 0xFF, ""
     return 1, str(error.code)
-
-
-def _traceback(error: BaseException) -> str:
-    """The traceback, from the first line of the user's code on."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename in ours:
-        frames = frames.tb_next
-    lines = traceback.format_exception(type(error), error, frames)
-    return "".join(lines)

@@ -1,0 +1,96 @@
+"""What processes print: passed on line by line, and the last lines kept."""
+
+import contextlib
+import os
+import re
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from typing import TextIO
+
+# What libraries print merely because they are there.
+_NOISE = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to"
+    rb"|WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|I0000 .*oneDNN custom operations are on"
+    rb"|Extension modules: "
+)
+
+_LINES_KEPT = 30
+
+
+class Output:
+    """Passes on the output of processes line by line, and keeps the last.
+
+    A thread of its own reads it, so that no process ever waits for a full
+    pipe.
+    """
+
+    def __init__(self, forward: bool):
+        self._forward = forward
+        self._selector = selectors.DefaultSelector()
+        self._last: list[deque[str]] = []
+        self._rest: dict[int, bytes] = {}
+        self._stop_at = float("inf")
+        self._thread = threading.Thread(target=self._read_all, daemon=True)
+
+    def add(self, process: int, popen: subprocess.Popen) -> None:
+        self._last.append(deque(maxlen=_LINES_KEPT))
+        for stream, name in (
+            (popen.stdout, "stdout"),
+            (popen.stderr, "stderr"),
+        ):
+            self._selector.register(
+                stream, selectors.EVENT_READ, (process, name)
+            )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def last_lines(self, process: int) -> list[str]:
+        return list(self._last[process])
+
+    def finish(self) -> None:
+        """Reads the rest and ends; call it when the processes have ended."""
+        # What a process started may outlive it and hold its pipes open.
+        self._stop_at = time.monotonic() + 2.0
+        if self._thread.is_alive():
+            self._thread.join()
+        # None once it is closed.
+        for key in list((self._selector.get_map() or {}).values()):
+            key.fileobj.close()
+        self._selector.close()
+
+    def _read_all(self) -> None:
+        while self._selector.get_map() and time.monotonic() < self._stop_at:
+            for key, _ in self._selector.select(timeout=0.2):
+                data = os.read(key.fd, 65536)
+                *lines, rest = (self._rest.pop(key.fd, b"") + data).split(b"\n")
+                if data:
+                    self._rest[key.fd] = rest
+                else:
+                    self._selector.unregister(key.fileobj)
+                    key.fileobj.close()
+                    lines += [rest] if rest else []
+                for line in lines:
+                    self._pass_on(*key.data, line)
+
+    def _pass_on(self, process: int, name: str, line: bytes) -> None:
+        if _NOISE.match(line):
+            return
+        text = line.decode(errors="replace")
+        self._last[process].append(text)
+        if self._forward:
+            write_lines(getattr(sys, name), process, text)
+
+
+def write_lines(stream: TextIO, process: int, text: str) -> None:
+    """Writes lines with the process in front."""
+    # The stream may be gone by now: a closed pipe, a test's capture.
+    with contextlib.suppress(OSError, ValueError):
+        for line in text.splitlines() or [""]:
+            stream.write(f"[{process}] {line}\n")
+        stream.flush()

@@ -1,0 +1,95 @@
+"""The table at the end of the demo."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import keras
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from keras_meshdist.demo.comparison import TOLERANCE, Outcome
+from keras_meshdist.demo.runs import Result
+
+_STYLES = {
+    "same": "green",
+    "wrong": "bold red",
+    "error": "yellow",
+    "crash": "yellow",
+    "hang": "magenta",
+}
+
+
+def table(results: Sequence[Result]) -> RenderableType:
+    """The table of all results, with what its columns mean below it."""
+    columns = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    columns.add_column("\nmesh", min_width=15, ratio=None)
+    columns.add_column("pro-\ncesses", justify="center", no_wrap=True)
+    columns.add_column("\nbatch", justify="right", no_wrap=True)
+    columns.add_column("final\nloss", justify="right", no_wrap=True)
+    columns.add_column("accu-\nracy", justify="right", no_wrap=True)
+    columns.add_column("differ-\nence", justify="right", no_wrap=True)
+    columns.add_column("\nplain Keras", min_width=20)
+    shape = None
+    for result in results:
+        if result.case.shape != shape and shape is not None:
+            columns.add_section()
+        shape = result.case.shape
+        columns.add_row(*_row(result))
+    return Group(columns, *_notes(results))
+
+
+def _row(result: Result) -> Iterator[str | Text]:
+    case = result.case
+    yield case.mesh
+    yield case.shape
+    yield str(case.batch)
+    style = "red" if result.fault else "green"
+    if result.error:
+        yield Text("failed", style)
+        yield from ("", "")
+    else:
+        yield f"{result.loss:.4f}"
+        yield f"{result.accuracy:.1%}"
+        yield Text(f"{result.difference:.0e}", style) if case.axes else "-"
+    yield _keras_cell(result.keras)
+
+
+def _keras_cell(outcomes: dict[str, Outcome]) -> Text:
+    if not outcomes:
+        return Text("-")
+    return Text("\n").join(
+        Text(f"{way} → " if len(outcomes) > 1 else "").append(
+            outcome.text, _STYLES[outcome.kind]
+        )
+        for way, outcome in outcomes.items()
+    )
+
+
+def _notes(results: Sequence[Result]) -> Iterator[RenderableType]:
+    notes = {
+        "processes": "2×4: two processes with four devices.",  # noqa: RUF001
+        "difference": "the largest on any process between the loss curves, or "
+        "between any of the final weights, and those of one device with the "
+        "same batch size; relative to the largest magnitude in that curve or "
+        f"weight on one device. It may be {TOLERANCE:.0e}.",
+        "plain Keras": "the same with `keras.distribution.ModelParallel` of "
+        f"Keras {keras.__version__} on JAX {jax.__version__}; “same” is within "
+        "the same limit. On several processes it is given NumPy arrays, then a "
+        "`tf.data.Dataset`; two losses are those of different processes.",
+    }
+    if any(len(result.case.batch_axes) > 1 for result in results):
+        notes["plain Keras"] += (
+            " It takes one batch axis only, so with fsdp it splits rows over "
+            "“batch” alone."
+        )
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for word, note in notes.items():
+        grid.add_row(Text(word, no_wrap=True), note, style="dim")
+    yield grid
+
+
+def faults(results: Sequence[Result]) -> list[str]:
+    """What is wrong, a line or more for each case at fault."""
+    return [f"{r.case}: {r.fault}" for r in results if r.fault]

@@ -1,0 +1,55 @@
+"""Running clusters that tests share, one of each shape."""
+
+import atexit
+from collections import OrderedDict
+
+import pytest
+
+from keras_meshdist import cluster
+
+# Memory and cores allow no more at a time.
+_MOST_ALIVE = 2
+
+_alive: OrderedDict[tuple[int, int], cluster.Cluster] = OrderedDict()
+
+
+def configure(devices: int = 8) -> None:
+    """Gives the test process its devices: virtual ones, or those of a pod."""
+    if cluster.on_pod():
+        cluster.join_pod()
+    else:
+        cluster.use_virtual_devices(devices)
+
+
+def shared_cluster(processes: int, devices: int) -> cluster.Cluster:
+    """A running cluster; the test is skipped on a pod of another shape.
+
+    A cluster that a failed call has closed is started anew. A test that
+    closes or kills on purpose starts its own.
+    """
+    shape = (processes, devices)
+    found = _alive.pop(shape, None)
+    if found is None or found.closed:
+        while len(_alive) >= _MOST_ALIVE:
+            _alive.popitem(last=False)[1].close()
+        try:
+            found = cluster.Cluster(*shape)
+        except ValueError as error:
+            if cluster.on_pod():
+                pytest.skip(str(error))
+            raise
+    _alive[shape] = found
+    return found
+
+
+def close_all() -> None:
+    """Ends all shared clusters; happens at the latest when the tests end."""
+    while _alive:
+        _alive.popitem()[1].close()
+
+
+atexit.register(close_all)
+
+local_only = pytest.mark.skipif(
+    cluster.on_pod(), reason="starts processes of its own, not for a pod"
+)

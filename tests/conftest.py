@@ -1,0 +1,22 @@
+"""Before any test: eight virtual devices, or the pod's own."""
+
+import hypothesis
+import pytest
+
+from tests import clusters
+
+clusters.configure()
+
+# JAX compiles within a test, so an absolute time says nothing.
+hypothesis.settings.register_profile("meshdist", deadline=None)
+hypothesis.settings.load_profile("meshdist")
+
+
+@pytest.fixture(autouse=True)
+def _no_distribution():
+    """Each test begins and ends on one device."""
+    import keras
+
+    keras.distribution.set_distribution(None)
+    yield
+    assert keras.distribution.distribution() is None

@@ -1,0 +1,80 @@
+"""Every mesh on every process layout against one device."""
+
+import pytest
+from parameterized import parameterized
+
+from tests import parity
+from tests.clusters import shared_cluster
+from tests.meshes import (
+    COVERING,
+    OVERLAPPING,
+    POD,
+    SMALL_BATCHES,
+    SPECIAL,
+    all_meshes,
+)
+
+ALL = (*all_meshes(), *SPECIAL)
+
+
+def _name(function, _, parameters):
+    return f"{function.__name__}_{parameters.args[0]}"
+
+
+def _run(processes, devices, case):
+    results = shared_cluster(processes, devices).call(parity.train, case)
+    parity.check(case, results)
+
+
+def _cases(cases):
+    return parameterized.expand([(case,) for case in cases], name_func=_name)
+
+
+class TestOneProcess:
+    @_cases(ALL)
+    def test_1x8(self, case):
+        _run(1, 8, case)
+
+
+class TestTwoProcesses:
+    @_cases(ALL)
+    def test_2x4(self, case):
+        _run(2, 4, case)
+
+
+class TestFourProcesses:
+    @_cases(COVERING)
+    def test_4x2(self, case):
+        _run(4, 2, case)
+
+    @pytest.mark.full
+    @_cases(case for case in ALL if case not in COVERING)
+    def test_4x2_full(self, case):
+        _run(4, 2, case)
+
+
+class TestEightProcesses:
+    @_cases(COVERING)
+    def test_8x1(self, case):
+        _run(8, 1, case)
+
+    @pytest.mark.full
+    @_cases(case for case in ALL if case not in COVERING)
+    def test_8x1_full(self, case):
+        _run(8, 1, case)
+
+
+class TestThreeProcesses:
+    @_cases(OVERLAPPING)
+    def test_3x2(self, case):
+        _run(3, 2, case)
+
+
+class TestMoreDevicesThanRows:
+    @_cases(SMALL_BATCHES)
+    def test_8x4(self, case):
+        _run(8, 4, case)
+
+    @_cases(POD)
+    def test_1x256(self, case):
+        _run(1, 256, case)

@@ -1,0 +1,222 @@
+"""`meshdist run`: what a user sees of a script on several processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from keras_meshdist import cli, cluster
+from tests.clusters import local_only
+
+pytestmark = [local_only, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """
+import os, signal, sys, time
+import jax, keras
+from jax.experimental import multihost_utils
+me = jax.process_index()
+def meet():
+    multihost_utils.sync_global_devices("script")
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(body):
+        path = tmp_path / "script.py"
+        path.write_text(HEAD + body)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def run(write, capfd):
+    """Runs a script; gives status, both outputs, and seconds it took."""
+
+    def run(body, *arguments, **options):
+        shape = {"processes": 2, "devices": 2, **options}
+        start = time.monotonic()
+        status = cluster.run_script([write(body), *arguments], **shape)
+        took = time.monotonic() - start
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err, took
+
+    return run
+
+
+def test_a_script_that_ends_well(write, tmp_path):
+    """By the command line, with nothing on the way but the script's output."""
+    (tmp_path / "neighbour.py").write_text("name = 'neighbour'\n")
+    path = write("""
+import atexit, neighbour
+from keras.distribution import initialize
+print(f"hello from {me}", flush=True)
+meet()
+if me == 1:
+    # Process 0 must wait for it, although it has nothing to do.
+    time.sleep(2)
+    initialize("10.0.0.1:1234", 7, me)
+else:
+    keras.distribution.initialize("10.0.0.1:1,10.0.0.2:2", 7, me)
+    jax.distributed.initialize()
+print(__name__, sys.argv[1:], neighbour.name, jax.device_count(), flush=True)
+
+
+def last():
+    print(f"at exit {jax.process_count()}", flush=True)
+atexit.register(last)
+if me == 1: sys.exit(0)
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_meshdist", "run", "-n", "2", "-d", "3", path, "--epochs", "2", "-n", "5"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    line = "__main__ ['--epochs', '2', '-n', '5'] neighbour 6"
+    lines = done.stdout.splitlines()
+    for process in "01":
+        mine = [line for line in lines if line.startswith(f"[{process}] ")]
+        assert mine == [
+            f"[{process}] hello from {process}",
+            f"[{process}] {line}",
+            f"[{process}] at exit 2",
+        ]
+    assert len(lines) == 6
+    assert done.stderr == (
+        "[0] meshdist run: the distribution is initialized already; the "
+        "script's own call of `initialize` does nothing.\n"
+    )
+
+
+def test_the_first_traceback_is_seen_last(run):
+    status, out, err, took = run("""
+print("started", flush=True)
+meet()
+if me == 1:
+
+    raise LookupError("no such thing")
+try:
+    meet()
+finally:
+    print("time to tidy", flush=True)
+""")
+    assert status == 1
+    assert "[0] started" in out
+    lines = err.splitlines()
+    assert lines[-1] == "[1] LookupError: no such thing"
+    start = lines.index("[1] Traceback (most recent call last):")
+    assert "script.py" in lines[start + 1]
+    assert all(line.startswith("[1] ") for line in lines[start:])
+    assert "[0] Traceback" not in err
+    assert took < 60
+
+
+def test_the_status_is_that_of_the_failing_process(run):
+    status, out, err, _ = run("""
+if me == 1: sys.exit(7)
+print("waits", flush=True)
+time.sleep(300)
+""")
+    assert status == 7
+    assert err.splitlines()[-1] == (
+        "meshdist run: process 1 ended with status 7."
+    )
+    assert "[1]" not in out
+
+
+def test_a_killed_process_brings_all_down(run):
+    status, _, err, _ = run("""
+meet()
+if me == 0: os.kill(os.getpid(), signal.SIGKILL)
+meet()
+""")
+    assert status == 128 + signal.SIGKILL
+    assert err.splitlines()[-1] == (
+        "meshdist run: process 0 was killed by SIGKILL (status 137)."
+    )
+
+
+def test_the_time_limit(run):
+    # On a slow computer the other process hasn't started by then.
+    status, _, err, took = run("if me == 1: time.sleep(300)", timeout=10)
+    assert status == 124
+    last = err.splitlines()[-1]
+    assert "the time limit of 10 seconds has passed; process" in last
+    assert "1 of 2 still ran" in last
+    assert 10 <= took < 30
+
+
+def test_ctrl_c_ends_all(run, tmp_path):
+    ready = tmp_path / "ready"
+
+    def interrupt():
+        while not (ready.exists() and ready.read_text()):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    status, out, err, took = run(
+        """
+meet()
+if me == 0:
+    with open(sys.argv[1], "w") as file: file.write("ready")
+    try:
+        time.sleep(300)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        raise
+meet()
+""",
+        str(ready),
+    )
+    assert status == 130
+    assert out == "[0] interrupted\n"
+    assert err == ""
+    assert took < 60
+
+
+def test_a_module_on_one_process(tmp_path, monkeypatch, capfd):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "module.py").write_text(
+        HEAD
+        + "from package.neighbour import name\n"
+        + "keras.distribution.initialize()\n"
+        + "print(__name__, sys.argv[1:], name, jax.device_count())\n"
+        + "sys.exit('not today')\n"
+    )
+    (tmp_path / "package" / "neighbour.py").write_text("name = 'neighbour'")
+    monkeypatch.chdir(tmp_path)
+    options = ["-n", "1", "-d", "3", "-m", "package.module", "-d", "x"]
+    assert cli.main(["run", *options]) == 1
+    captured = capfd.readouterr()
+    assert captured.out == "[0] __main__ ['-d', 'x'] neighbour 3\n"
+    assert captured.err.splitlines()[-1] == "[0] not today"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "0", __file__], "`processes` must be a positive integer"),
+        (["-d", "-3", __file__], "Received: devices=-3"),
+        (["--timeout", "0", __file__], "`timeout` must be a positive number"),
+        (["nowhere.py"], "script must exist. Received: 'nowhere.py'"),
+        ([], "must name a script or a module"),
+        (["-m"], "must name a script or a module"),
+    ],
+)
+def test_what_cannot_be_run(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", *arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
