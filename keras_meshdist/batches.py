@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import sparse
 
 from keras_meshdist.feeds import physical_rows
 
@@ -164,10 +165,17 @@ def place(batch, sharding):
         batch shards.
 
     Raises:
-        ValueError: if another dimension than the first doesn't divide.
+        ValueError: if another dimension than the first doesn't divide, or the
+            batch is sparse.
     """
     if isinstance(batch, PaddedBatch):
         batch = batch.__jax_array__()
+    if isinstance(batch, sparse.JAXSparse):
+        raise ValueError(
+            "A sparse batch can't be split over devices. Received: "
+            f"{type(batch).__name__} of shape {batch.shape}. Make it dense "
+            "before it is batched."
+        )
     if not hasattr(batch, "shape"):
         batch = np.asarray(batch)
     shape = tuple(batch.shape)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from keras_meshdist import cluster
+from keras_meshdist import cluster, demo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,14 +25,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Keras on any device mesh and any number of processes.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_run,):
+    for add in (_add_demo, _add_run):
         add(commands)
     options = parser.parse_args(argv)
     return options.command(options)
 
 
-def _add_run(commands: argparse._SubParsersAction) -> None:
+def _add_demo(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
+        "demo",
+        help="train on many meshes, compare with one device and plain Keras",
+        description="Trains a small network on handwritten digits: on one "
+        "device, on meshes of 8 virtual devices in 1, 2 and 4 processes, and "
+        "with plain Keras on the same meshes. Prints a table and draws the "
+        "loss curves. Takes two to four minutes on two cores. The exit status "
+        "is 0 if every mesh gives what one device gives.",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="try every order of the mesh axes, which takes long",
+    )
+    parser.add_argument(
+        "--output",
+        default="meshdist-demo.png",
+        metavar="FILE",
+        help="picture of the loss curves (default: %(default)s)",
+    )
+    parser.set_defaults(
+        command=lambda options: demo.run(options.output, options.all)
+    )
+
+
+def _add_run(commands: argparse._SubParsersAction) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         help="run a script on several local processes",
         description="Runs a script on several local processes with virtual "

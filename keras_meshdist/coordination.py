@@ -9,6 +9,7 @@ client of its coordination service.
 """
 
 import re
+from typing import Any
 
 from jax._src import distributed, xla_bridge
 
@@ -72,8 +73,9 @@ def barrier(name: str, timeout: float | None = None) -> None:
         MissingProcessError: If a process does not arrive in time. The others
             then find the barrier given up, which is a `RuntimeError` of JAX.
     """
-    if initialized():
-        _meet(name, name, timeout)
+    client = distributed.global_state.client
+    if client is not None:
+        _meet(client, name, name, timeout)
 
 
 def exchange(
@@ -112,14 +114,14 @@ def exchange(
             client.key_value_set_bytes(
                 mine[-1], value[i * piece : (i + 1) * piece]
             )
-        _meet(f"{name}/written", name, timeout)
+        _meet(client, f"{name}/written", name, timeout)
         sizes = _listing(client, f"{folder}/size/")
         parts: list[list[bytes]] = [[] for _ in range(count)]
         for i in range(max(int(size) for size in sizes.values())):
             for process, part in _listing(client, f"{folder}/{i}/").items():
                 parts[process].append(part)
         # No process may take its keys away before all have read them.
-        _meet(f"{name}/read", name, timeout)
+        _meet(client, f"{name}/read", name, timeout)
     finally:
         for key in mine:
             client.key_value_delete(key)
@@ -157,8 +159,9 @@ def broadcast(
     return exchange(name, mine or b"", timeout)[0]
 
 
-def _meet(barrier_id: str, name: str, timeout: float | None) -> None:
-    client = distributed.global_state.client
+def _meet(
+    client: Any, barrier_id: str, name: str, timeout: float | None
+) -> None:
     milliseconds = int((_FOREVER if timeout is None else timeout) * 1000)
     try:
         client.wait_at_barrier(f"meshdist/{barrier_id}", max(1, milliseconds))
@@ -185,7 +188,7 @@ def _meet(barrier_id: str, name: str, timeout: float | None) -> None:
         ) from error
 
 
-def _listing(client, folder: str) -> dict[int, bytes]:
+def _listing(client: Any, folder: str) -> dict[int, bytes]:
     """The values in a folder whose keys end in a process number."""
     return {
         int(key.rsplit("/", 1)[1]): value

@@ -86,14 +86,8 @@ class ModelParallel(
                 f"{jax.process_index()} of {jax.process_count()}. Give the "
                 "mesh devices of all processes, or start fewer processes."
             )
-        if jax.process_count() > 1 and not auto_shard_dataset:
-            raise ValueError(
-                "On several processes every process must iterate over the "
-                "same global dataset. Received: auto_shard_dataset=False. "
-                "Valid: auto_shard_dataset=True."
-            )
         super().__init__(layout_map=layout_map, batch_dim_name=self._batch_name)
-        self._shards_datasets = bool(auto_shard_dataset)
+        self.auto_shard_dataset = auto_shard_dataset
         self._data_layouts = {}
         keras_hooks.agree_on_seed()
 
@@ -129,6 +123,12 @@ class ModelParallel(
 
     @auto_shard_dataset.setter
     def auto_shard_dataset(self, value):
+        if jax.process_count() > 1 and not value:
+            raise ValueError(
+                "On several processes every process must iterate over the "
+                "same global dataset. Received: "
+                f"auto_shard_dataset={value!r}. Valid: True."
+            )
         self._shards_datasets = bool(value)
 
     @property

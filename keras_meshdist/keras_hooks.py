@@ -259,6 +259,8 @@ _originals = {}
 # Before JAX 0.5 random numbers depend on how an array is split, unless this
 # is set; from 0.5 on it is JAX's default.
 _THREEFRY = "jax_threefry_partitionable"
+# Seconds for the slowest process to import its libraries and data.
+_PATIENCE = 600.0
 
 
 def install():
@@ -332,7 +334,7 @@ def agree_on_seed():
     if not hasattr(rng_utils, "get_random_seed"):
         # Keras draws its seeds from Python's generator there.
         state = pickle.dumps((random.getstate(), np.random.get_state()))
-        states = coordination.exchange("random_state", state)
+        states = coordination.exchange("random_state", state, _PATIENCE)
         if len(set(states)) > 1:
             python_state, numpy_state = pickle.loads(states[0])
             random.setstate(python_state)
@@ -340,7 +342,9 @@ def agree_on_seed():
         return
     seed = rng_utils.get_random_seed()
     drawn = random.SystemRandom().randrange(1, 2**31)
-    answers = coordination.exchange("seed", pickle.dumps((seed, drawn)))
+    answers = coordination.exchange(
+        "seed", pickle.dumps((seed, drawn)), _PATIENCE
+    )
     answers = [pickle.loads(answer) for answer in answers]
     seeds = [seed for seed, _ in answers]
     if len(set(seeds)) > 1:

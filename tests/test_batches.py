@@ -3,6 +3,7 @@
 import operator
 
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -185,6 +186,12 @@ def test_a_scalar_is_replicated(value):
     assert scalar.shape == ()
     assert scalar.sharding.is_fully_replicated
     assert float(scalar) == 3.0
+
+
+def test_a_sparse_batch_is_refused():
+    batch = jax.experimental.sparse.BCOO.fromdense(rows(8, 3))
+    with pytest.raises(ValueError, match=r"BCOO of shape \(8, 3\)"):
+        place(batch, sharding())
 
 
 def test_rows_and_sequence_over_different_axes():

@@ -14,9 +14,12 @@ from keras_meshdist import cluster
 from keras_meshdist.cluster.processes import reserve_port
 from tests.clusters import local_only, shared_cluster
 
-pytestmark = [local_only, pytest.mark.timeout(120)]
+pytestmark = [local_only, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[1]
+
+# How soon all must be over, on a busy computer.
+SECONDS = 20
 
 
 def place(offset=0):
@@ -191,7 +194,7 @@ class TestFailures:
         start = time.monotonic()
         with pytest.raises(cluster.ClusterError) as caught:
             used.call(fail, [1], then=5)
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < SECONDS
         assert caught.value.process_id == 1
         assert "LookupError: nothing on 1" in str(caught.value)
         assert "process 0 still ran `fail`" in str(caught.value)
@@ -209,7 +212,7 @@ class TestFailures:
             start = time.monotonic()
             with pytest.raises(cluster.ClusterError) as caught:
                 other.call(stop, 1, kill_myself)
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < SECONDS
             assert caught.value.process_id == 1
             message = str(caught.value)
             assert "process 1 of 2 was killed by SIGKILL (status 137)" in (
@@ -230,7 +233,7 @@ class TestFailures:
             start = time.monotonic()
             with pytest.raises(cluster.ClusterError) as caught:
                 used.call(sleep, 60, process=1)
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < SECONDS
             assert caught.value.process_id == 1
             message = str(caught.value)
             assert "`sleep` must end within 1 seconds" in message
@@ -361,7 +364,7 @@ def test_the_same_tests_on_a_pod(tmp_path):
                 )
             )
         for host in hosts:
-            output, _ = host.communicate(timeout=100)
+            output, _ = host.communicate(timeout=200)
             assert host.returncode == 0, output
             assert "3 passed, 1 skipped" in output
             assert (

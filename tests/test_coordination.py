@@ -106,32 +106,32 @@ def test_broadcast_needs_a_value_on_process_0():
         coordination.broadcast("alone", None)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_every_process_gets_all_values_in_order():
     expected = [b"0:0", b"1:0", b"2:0"]
     assert shared().call(exchange_own, "order") == [expected] * 3
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_a_name_may_be_used_again_and_leaves_no_keys():
     expected = [b"0:19", b"1:19", b"2:19"]
     assert shared().call(exchange_own, "again", times=20) == [expected] * 3
     assert shared().call(keys_left) == [[], [], []]
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_values_may_be_empty_or_larger_than_a_message():
     expected = [(0, set()), (LARGE, {1}), (2, {2})]
     assert shared().call(exchange_large, "large") == [expected] * 3
     assert shared().call(keys_left) == [[], [], []]
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_broadcast_gives_the_value_of_process_0():
     assert shared().call(broadcast_own, "cast") == [b"from 0"] * 3
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 @local_only  # the clocks of several hosts can't be compared
 def test_nobody_passes_a_barrier_before_the_last_has_come():
     for round_ in zip(*shared().call(wait_for_last, "gate"), strict=True):
@@ -139,7 +139,7 @@ def test_nobody_passes_a_barrier_before_the_last_has_come():
         assert all(passed >= last_came for _, passed in round_)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["barrier", "exchange"])
 def test_missing_processes_are_named(kind):
     first, second, third = shared().call(come_late, kind)
@@ -149,16 +149,16 @@ def test_missing_processes_are_named(kind):
     assert f"come to 'late {kind}' within 0.5 seconds" in message
     assert "nothing from processes 1, 2" in message
     assert "this is process 0 of 3" in message
-    assert 0.4 < took < 10
+    assert 0.4 < took < 20
     message, _, _, took = second
     assert f"come to 'late {kind}' in time" in message
     assert "have given up waiting (this is process 1 of 3)" in message
-    assert took < 10
+    assert took < 20
     assert "this is process 2 of 3" in third[0]
     assert shared().call(keys_left) == [[], [], []]
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 def test_works_from_a_thread():
     expected = [[b"0:0", b"1:0", b"2:0"]]
     assert shared().call(from_a_thread) == [expected] * 3

@@ -2,11 +2,12 @@
 
 import pathlib
 
-import nbclient
-import nbformat
 import pytest
 
 from keras_meshdist import cluster
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
 
 FOLDER = pathlib.Path(__file__).parent.parent / "colabs"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -13,9 +13,12 @@ import pytest
 from keras_meshdist import cli, cluster
 from tests.clusters import local_only
 
-pytestmark = [local_only, pytest.mark.timeout(120)]
+pytestmark = [local_only, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[1]
+
+# How soon all must be over, on a busy computer.
+SECONDS = 20
 
 HEAD = """
 import os, signal, sys, time
@@ -39,15 +42,14 @@ def write(tmp_path):
 
 @pytest.fixture
 def run(write, capfd):
-    """Runs a script; gives status, both outputs, and seconds it took."""
+    """Runs a script; gives status, both outputs, and when it ended."""
 
     def run(body, *arguments, **options):
         shape = {"processes": 2, "devices": 2, **options}
-        start = time.monotonic()
         status = cluster.run_script([write(body), *arguments], **shape)
-        took = time.monotonic() - start
+        ended = time.monotonic()
         captured = capfd.readouterr()
-        return status, captured.out, captured.err, took
+        return status, captured.out, captured.err, ended
 
     return run
 
@@ -68,15 +70,14 @@ else:
     keras.distribution.initialize("10.0.0.1:1,10.0.0.2:2", 7, me)
     jax.distributed.initialize()
 print(__name__, sys.argv[1:], neighbour.name, jax.device_count(), flush=True)
-
-
 def last():
     print(f"at exit {jax.process_count()}", flush=True)
 atexit.register(last)
 if me == 1: sys.exit(0)
 """)
+    command = [sys.executable, "-m", "keras_meshdist", "run", "-n2", "-d3"]
     done = subprocess.run(
-        [sys.executable, "-m", "keras_meshdist", "run", "-n", "2", "-d", "3", path, "--epochs", "2", "-n", "5"],
+        [*command, path, "--epochs", "2", "-n", "5"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -99,10 +100,11 @@ if me == 1: sys.exit(0)
 
 
 def test_the_first_traceback_is_seen_last(run):
-    status, out, err, took = run("""
+    status, out, err, ended = run("""
 print("started", flush=True)
 meet()
 if me == 1:
+    print(time.monotonic(), flush=True)
 
     raise LookupError("no such thing")
 try:
@@ -118,7 +120,8 @@ finally:
     assert "script.py" in lines[start + 1]
     assert all(line.startswith("[1] ") for line in lines[start:])
     assert "[0] Traceback" not in err
-    assert took < 60
+    failed = next(line for line in out.splitlines() if line[4:5].isdigit())
+    assert ended - float(failed[4:]) < SECONDS
 
 
 def test_the_status_is_that_of_the_failing_process(run):
@@ -148,24 +151,28 @@ meet()
 
 def test_the_time_limit(run):
     # On a slow computer the other process hasn't started by then.
-    status, _, err, took = run("if me == 1: time.sleep(300)", timeout=10)
+    start = time.monotonic()
+    status, _, err, ended = run("if me == 1: time.sleep(300)", timeout=10)
     assert status == 124
     last = err.splitlines()[-1]
     assert "the time limit of 10 seconds has passed; process" in last
     assert "1 of 2 still ran" in last
-    assert 10 <= took < 30
+    assert 10 <= ended - start < 10 + SECONDS
 
 
 def test_ctrl_c_ends_all(run, tmp_path):
     ready = tmp_path / "ready"
 
+    interrupted = []
+
     def interrupt():
         while not (ready.exists() and ready.read_text()):
             time.sleep(0.1)
+        interrupted.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    status, out, err, took = run(
+    status, out, err, ended = run(
         """
 meet()
 if me == 0:
@@ -182,7 +189,7 @@ meet()
     assert status == 130
     assert out == "[0] interrupted\n"
     assert err == ""
-    assert took < 60
+    assert ended - interrupted[0] < SECONDS
 
 
 def test_a_module_on_one_process(tmp_path, monkeypatch, capfd):

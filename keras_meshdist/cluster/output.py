@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TextIO
+from typing import IO, TextIO
 
 # What libraries print merely because they are there.
 _NOISE = re.compile(
@@ -32,6 +32,7 @@ class Output:
     def __init__(self, forward: bool):
         self._forward = forward
         self._selector = selectors.DefaultSelector()
+        self._streams: list[IO[bytes]] = []
         self._last: list[deque[str]] = []
         self._rest: dict[int, bytes] = {}
         self._stop_at = float("inf")
@@ -39,10 +40,9 @@ class Output:
 
     def add(self, process: int, popen: subprocess.Popen) -> None:
         self._last.append(deque(maxlen=_LINES_KEPT))
-        for stream, name in (
-            (popen.stdout, "stdout"),
-            (popen.stderr, "stderr"),
-        ):
+        for name in ("stdout", "stderr"):
+            stream: IO[bytes] = getattr(popen, name)
+            self._streams.append(stream)
             self._selector.register(
                 stream, selectors.EVENT_READ, (process, name)
             )
@@ -59,10 +59,9 @@ class Output:
         self._stop_at = time.monotonic() + 2.0
         if self._thread.is_alive():
             self._thread.join()
-        # None once it is closed.
-        for key in list((self._selector.get_map() or {}).values()):
-            key.fileobj.close()
         self._selector.close()
+        for stream in self._streams:
+            stream.close()
 
     def _read_all(self) -> None:
         while self._selector.get_map() and time.monotonic() < self._stop_at:
@@ -73,10 +72,10 @@ class Output:
                     self._rest[key.fd] = rest
                 else:
                     self._selector.unregister(key.fileobj)
-                    key.fileobj.close()
                     lines += [rest] if rest else []
+                process, name = key.data
                 for line in lines:
-                    self._pass_on(*key.data, line)
+                    self._pass_on(process, name, line)
 
     def _pass_on(self, process: int, name: str, line: bytes) -> None:
         if _NOISE.match(line):

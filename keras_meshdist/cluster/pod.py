@@ -57,7 +57,7 @@ def join_pod() -> None:
     import jax
     import keras
 
-    if jax.config.jax_platforms == "cpu":
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     keras.distribution.initialize()
     # If process 0 just ended, the others would be aborted.
@@ -103,17 +103,14 @@ class Pod:
                 data = pickle.dumps(answer)
         self._calls += 1
         try:
-            everyone = coordination.exchange(
-                f"pod/{self._calls}", data, timeout
-            )
+            values = coordination.exchange(f"pod/{self._calls}", data, timeout)
         except coordination.MissingProcessError:
             if answer[0] == "result":
                 raise
             # The others hang where this process should have been.
-            everyone = {me: data}
+            answers = {me: answer}
         else:
-            everyone = dict(enumerate(everyone))
-        answers = {i: pickle.loads(data) for i, data in everyone.items()}
+            answers = {i: pickle.loads(data) for i, data in enumerate(values)}
         failed = [
             failures.Failure(process, 1, value, 0.0)
             for process, (kind, value) in answers.items()

@@ -115,7 +115,8 @@ class Processes:
             )
         self.popen.append(popen)
         self.output.add(process, popen)
-        ours.send(setup)
+        with contextlib.suppress(OSError):  # it is gone already: an event
+            ours.send(setup)
 
     def __len__(self) -> int:
         return len(self.popen)
@@ -193,13 +194,12 @@ class Processes:
         output = "\n".join(self.output.last_lines(process))
         return Failure(process, message[1], "", time.monotonic(), True, output)
 
-    def wait(self, timeout: float) -> bool:
-        """Waits for all to end; says whether they did."""
+    def wait(self, timeout: float) -> None:
+        """Waits for all to end, no longer than a number of seconds."""
         end = time.monotonic() + timeout
         for popen in self.popen:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 popen.wait(max(0.0, end - time.monotonic()))
-        return all(popen.poll() is not None for popen in self.popen)
 
     def close(self) -> None:
         """Kills what is still alive, and passes on what it has printed."""

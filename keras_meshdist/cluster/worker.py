@@ -99,17 +99,18 @@ def _serve_calls(conn: connection.Connection) -> None:
                 result = function(*args, **kwargs)
             else:
                 result = _meet()
-            reply = ("result", pickle.dumps(result))
+            reply: tuple = ("result", pickle.dumps(result))
         except BaseException as error:
             reply = ("failed", 1, user_traceback(error), time.monotonic())
         conn.send(reply)
 
 
-def _meet() -> None:
+def _meet() -> str:
     """A collective of all processes: fails or hangs if one is elsewhere."""
     from jax.experimental import multihost_utils
 
     multihost_utils.sync_global_devices("meshdist")
+    return "met"
 
 
 def _run_script(
@@ -171,6 +172,7 @@ def _ignore_initialize(tell: bool) -> None:
 
     # On Keras 3.7 `import keras` leaves another module under this name.
     module = importlib.import_module("keras.distribution")
+    owner: Any
     for owner in (module, jax.distributed):
         owner.initialize = functools.wraps(owner.initialize)(initialize)
 

@@ -64,7 +64,7 @@ class Case:
         return Case(1, (), self.batch)
 
     def __str__(self) -> str:
-        return f"{self.shape} {self.mesh}, batch size {self.batch}"
+        return f"{self.shape} {self.mesh}, batch {self.batch}"
 
 
 def default_cases() -> list[Case]:

@@ -74,8 +74,8 @@ def finished(runs: Sequence[Trained], reference: Trained) -> Outcome:
     largest = max(difference(run, reference) for run in runs)
     if largest <= TOLERANCE:
         return Outcome("same", "same", runs)
-    losses = list(dict.fromkeys(f"{run.losses[-1]:.2f}" for run in runs))
-    if losses == [f"{reference.losses[-1]:.2f}"]:
+    losses = list(dict.fromkeys(_short(run.losses[-1]) for run in runs))
+    if losses == [_short(reference.losses[-1])]:
         text = f"wrong: off by {largest:.0e}"
     elif len(losses) <= 2:
         text = f"wrong: loss {' / '.join(losses)}"
@@ -83,6 +83,10 @@ def finished(runs: Sequence[Trained], reference: Trained) -> Outcome:
         losses.sort(key=float)
         text = f"wrong: loss {losses[0]} to {losses[-1]}"
     return Outcome("wrong", text, runs)
+
+
+def _short(loss: float) -> str:
+    return f"{loss:.2f}" if loss < 10 else f"{loss:.0f}"
 
 
 def failed(
@@ -104,7 +108,7 @@ def failed(
     if names:
         return Outcome("error", f"error: {names[-1]}")
     if took >= limit:
-        return Outcome("hang", f"hang (cut off after {limit:.0f} s)")
+        return Outcome("hang", f"hang, cut off at {limit:.0f} s")
     if returncode is not None and returncode < 0:
         how = signal.Signals(-returncode).name
     else:

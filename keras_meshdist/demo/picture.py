@@ -22,9 +22,10 @@ def save(results: Sequence[Result], path: str) -> None:
     """
     # Not pyplot, which looks for a screen.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    left, right = figure.subplots(1, 2)
     references = [result for result in results if not result.case.axes]
     cases = [result for result in results if result.case.axes]
     colors = {
@@ -33,22 +34,25 @@ def save(results: Sequence[Result], path: str) -> None:
     }
     for axes in (left, right):
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         for result in references:
-            label = f"one device, batch size {result.case.batch}"
+            label = f"one device, batch {result.case.batch}"
             style = {"color": colors[result.case.batch], "label": label}
             _curve(axes, result.runs[0], linewidth=8, alpha=0.3, **style)
-    left.set_ylabel("training loss")
+    left.set_ylabel("training loss, mean of an epoch")
     left.set_title(f"{OURS}: {len(cases)} meshes")
     right.set_title("plain Keras on the same meshes")
     _draw_ours(left, cases, colors)
     _draw_keras(right, cases, colors)
     for axes in (left, right):
-        axes.legend(fontsize="small", loc="upper left")
-    # Room for the legends.
-    bottom, top = left.get_ylim()
-    left.set_ylim(bottom, top * (top / bottom) ** 0.6)
+        axes.legend(
+            fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12)
+        )
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -88,14 +92,14 @@ def _draw_keras(
     for number, (case, outcome) in enumerate(wrong):
         style = {"color": _WRONG[number % len(_WRONG)], "linewidth": 1.5}
         if number < _MOST_LABELS:
-            label = f"{case.shape} {case.mesh}, batch size {case.batch}"
+            label = f"{case.shape} {case.mesh}, batch {case.batch}"
             axes.plot([], [], label=label, marker="x", **style)
         for run in outcome.runs:
             _curve(axes, run, marker="x", **style)
     if len(wrong) > _MOST_LABELS:
         axes.plot([], [], " ", label=f"… {len(wrong)} wrong in all")
-    for text, times in sorted(without.items()):
-        axes.plot([], [], " ", label=f"no curve of {times}: {text}")
+    for text, count in sorted(without.items()):
+        axes.plot([], [], " ", label=f"no curve ({count}): {text}")
 
 
 def _curve(axes: Any, run: Trained, **style: Any) -> None:

@@ -20,24 +20,40 @@ _STYLES = {
     "hang": "magenta",
 }
 
+_WIDE = 90
 
-def table(results: Sequence[Result]) -> RenderableType:
-    """The table of all results, with what its columns mean below it."""
-    columns = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    columns.add_column("\nmesh", min_width=15, ratio=None)
-    columns.add_column("pro-\ncesses", justify="center", no_wrap=True)
-    columns.add_column("\nbatch", justify="right", no_wrap=True)
-    columns.add_column("final\nloss", justify="right", no_wrap=True)
-    columns.add_column("accu-\nracy", justify="right", no_wrap=True)
-    columns.add_column("differ-\nence", justify="right", no_wrap=True)
-    columns.add_column("\nplain Keras", min_width=20)
+
+def table(results: Sequence[Result], width: int) -> RenderableType:
+    """The table of all results, with what its columns mean below it.
+
+    Args:
+        results: list of `Result`.
+        width: integer, how many columns of text there are.
+
+    Returns:
+        What `rich` can print.
+    """
+    columns = Table(
+        box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    # Long meshes on two lines, rather than the last column on many.
+    columns.add_column("\nmesh", width=None if width >= _WIDE else 15)
+    for header in (
+        "pro-\ncesses",
+        "\nbatch",
+        "final\nloss",
+        "accu-\nracy",
+        "\ndiff.",
+    ):
+        columns.add_column(header, justify="right", no_wrap=True)
+    columns.add_column("\nplain Keras")
     shape = None
     for result in results:
         if result.case.shape != shape and shape is not None:
             columns.add_section()
         shape = result.case.shape
         columns.add_row(*_row(result))
-    return Group(columns, *_notes(results))
+    return Group("", columns, "", *_notes(results))
 
 
 def _row(result: Result) -> Iterator[str | Text]:
@@ -60,7 +76,7 @@ def _keras_cell(outcomes: dict[str, Outcome]) -> Text:
     if not outcomes:
         return Text("-")
     return Text("\n").join(
-        Text(f"{way} → " if len(outcomes) > 1 else "").append(
+        Text(f"{way}: " if len(outcomes) > 1 else "").append(
             outcome.text, _STYLES[outcome.kind]
         )
         for way, outcome in outcomes.items()
@@ -70,14 +86,15 @@ def _keras_cell(outcomes: dict[str, Outcome]) -> Text:
 def _notes(results: Sequence[Result]) -> Iterator[RenderableType]:
     notes = {
         "processes": "2×4: two processes with four devices.",  # noqa: RUF001
-        "difference": "the largest on any process between the loss curves, or "
+        "diff.": "the largest on any process between the loss curves, or "
         "between any of the final weights, and those of one device with the "
         "same batch size; relative to the largest magnitude in that curve or "
-        f"weight on one device. It may be {TOLERANCE:.0e}.",
+        f"weight on one device. Up to {TOLERANCE:.0e} counts as equal.",
         "plain Keras": "the same with `keras.distribution.ModelParallel` of "
-        f"Keras {keras.__version__} on JAX {jax.__version__}; “same” is within "
-        "the same limit. On several processes it is given NumPy arrays, then a "
-        "`tf.data.Dataset`; two losses are those of different processes.",
+        f"Keras {keras.__version__} on JAX {jax.__version__}; “same” is equal "
+        "by the same measure. On several processes it is given NumPy arrays, "
+        "then a `tf.data.Dataset`; two losses are those of different "
+        "processes.",
     }
     if any(len(result.case.batch_axes) > 1 for result in results):
         notes["plain Keras"] += (

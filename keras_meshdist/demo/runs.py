@@ -18,7 +18,7 @@ from keras_meshdist.demo.comparison import (
 )
 from keras_meshdist.demo.progress import Progress
 from keras_meshdist.demo.training import (
-    KERAS_ARRAYS,
+    KERAS_NUMPY,
     KERAS_TF_DATA,
     OURS,
     Digits,
@@ -45,7 +45,7 @@ class Result:
         runs: list of `Trained`, by process; empty if it failed.
         difference: float, the largest from one device, on any process.
         error: string, how it failed.
-        keras: dictionary from `KERAS_ARRAYS` or `KERAS_TF_DATA` to the
+        keras: dictionary from `KERAS_NUMPY` or `KERAS_TF_DATA` to the
             `Outcome` of plain Keras.
     """
 
@@ -108,8 +108,8 @@ def run_cases(
             runner.ours(case, on_one_device[case.reference])
             for case in same_shape
         ]
-        # In processes of their own, where nothing of this package was used.
-        runner.close()
+        # In the same processes, to save time: plain Keras comes last, when
+        # this package's hooks can be removed for good.
         for result in ours:
             runner.keras(result, on_one_device[result.case.reference])
         runner.close()
@@ -123,8 +123,8 @@ def run_cases(
 def _keras_ways(case: Case) -> list[str]:
     """How plain Keras is tried: on several processes it wants tf.data."""
     if case.processes > 1 and importlib.util.find_spec("tensorflow"):
-        return [KERAS_ARRAYS, KERAS_TF_DATA]
-    return [KERAS_ARRAYS]
+        return [KERAS_NUMPY, KERAS_TF_DATA]
+    return [KERAS_NUMPY]
 
 
 class _Runner:

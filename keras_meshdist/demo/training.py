@@ -16,7 +16,7 @@ from keras_meshdist.demo.cases import Case
 # Who trains: this package with NumPy arrays, or Keras alone with NumPy arrays
 # or a `tf.data.Dataset` of them.
 OURS = "keras_meshdist"
-KERAS_ARRAYS = "arrays"
+KERAS_NUMPY = "NumPy"
 KERAS_TF_DATA = "tf.data"
 
 _SEED = 1
@@ -54,7 +54,7 @@ def train(
 
     Args:
         case: `Case`.
-        who: `OURS`, `KERAS_ARRAYS` or `KERAS_TF_DATA`.
+        who: `OURS`, `KERAS_NUMPY` or `KERAS_TF_DATA`.
         digits: `Digits`, the same on every process.
         epochs: integer, number of epochs.
         progress: string, path of a file that grows by a byte an epoch.
@@ -112,8 +112,6 @@ def _distribution(
     names, sizes = zip(*case.axes, strict=True)
     fsdp = "fsdp" if "fsdp" in names else None
     layout_map = library.LayoutMap(keras.distribution.DeviceMesh(sizes, names))
-    layout_map[".*conv/kernel"] = (None, None, None, "model")
-    layout_map[".*conv/bias"] = ("model",)
     layout_map[".*hidden/kernel"] = (fsdp, "model")
     layout_map[".*hidden/bias"] = ("model",)
     layout_map[".*logits/kernel"] = ("model", fsdp)
@@ -127,9 +125,6 @@ def _model() -> keras.Model:
     model = keras.Sequential(
         [
             keras.Input((64,)),
-            keras.layers.Reshape((8, 8, 1)),
-            keras.layers.Conv2D(16, 3, activation="relu", name="conv"),
-            keras.layers.Flatten(),
             keras.layers.Dense(128, activation="relu", name="hidden"),
             keras.layers.Dropout(0.2),
             keras.layers.Dense(10, name="logits"),

@@ -1,0 +1,103 @@
+"""What the processes of a cluster run for test_processes.py."""
+
+import numpy as np
+
+
+def _dist(axes, devices=None, batch="b"):
+    import keras_meshdist as kmd
+
+    layout_map = kmd.LayoutMap(kmd.make_mesh(axes, devices))
+    return kmd.ModelParallel(layout_map=layout_map, batch_dim_name=batch)
+
+
+def properties(axes, batch="b", rows=13):
+    import jax
+
+    dist = _dist(axes, batch=batch)
+    return {
+        "process": jax.process_index(),
+        "processes": dist.num_processes,
+        "shards": dist.batch_shard_ids,
+        "feed": dist.feed_rows(rows).tolist(),
+        "other": dist.feed_rows(rows, process_id=0).tolist(),
+        "data_shards": (dist.num_data_shards, dist.data_shard_id),
+    }
+
+
+def rows_on_devices(axes, rows, batch="b"):
+    """What each device of this process holds, by its place in the mesh."""
+    import jax
+    import keras
+    from keras.src.backend.jax import distribution_lib
+
+    dist = _dist(axes, batch=batch)
+    data = np.arange(rows, dtype="float32") + 1
+    with dist.scope():
+        layout = dist.get_data_layout(data.shape)
+        batch = distribution_lib.distribute_data_input(
+            data, layout, *(["b"] if keras.__version__ >= "3.8" else [])
+        )
+    physical = getattr(batch, "physical", batch)
+    assert len(batch) == rows
+    return {
+        jax.devices().index(shard.device): np.array(shard.data).tolist()
+        for shard in physical.addressable_shards
+    }
+
+
+def seeds(mine):
+    """Two distributions one after the other, each with fresh weights."""
+    import random
+
+    import jax
+    import keras
+
+    def forget():
+        random.seed()
+        np.random.seed()
+        keras.utils.clear_session()
+        from keras.src.utils import rng_utils
+
+        if hasattr(rng_utils, "GLOBAL_RANDOM_SEED"):
+            from keras.src.backend.common import global_state
+
+            global_state.set_global_attribute(
+                rng_utils.GLOBAL_RANDOM_SEED, None
+            )
+
+    forget()
+    if mine is not None:
+        keras.utils.set_random_seed(mine[jax.process_index()])
+    dist = _dist({"m": 2, "b": -1})
+    with dist.scope():
+        layer = keras.layers.Dense(3)
+        layer.build((None, 4))
+        shuffled = np.random.permutation(100)
+    keras.utils.set_random_seed(0)
+    weights = layer.kernel.value.addressable_shards
+    return [np.array(s.data).tobytes() for s in weights], shuffled.tolist()
+
+
+def mesh_without_the_last_process():
+    import jax
+
+    devices = [d for d in jax.devices() if d.process_index == 0]
+    return str(_dist({"b": len(devices)}, devices))
+
+
+def predictions(rows, steps_per_execution):
+    import keras
+
+    def run():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile(steps_per_execution=steps_per_execution)
+        x = np.linspace(0, 1, rows * 4).reshape(rows, 4)
+        return (
+            model.predict(x, batch_size=8, verbose=0),
+            model.predict_on_batch(x),
+        )
+
+    expected = run()
+    with _dist({"m": 2, "b": -1}).scope():
+        return expected, run()
