@@ -147,7 +147,7 @@ def main():
         "--repeats", type=int, default=2000, help="batches of each contender"
     )
     parser.add_argument(
-        "--seconds", type=float, default=15, help="limit of each line"
+        "--seconds", type=float, default=30, help="limit of each line"
     )
     parser.add_argument(
         "--target", type=float, default=1.05, help="the largest ratio allowed"

@@ -14,8 +14,9 @@ if Version(keras.__version__) < Version("3.15"):
     pytest.skip("KerasHub 0.32 needs Keras 3.15", allow_module_level=True)
 
 CASES = [
-    ((1, 8), HubCase("gemma", (("model", 4), ("batch", 2)), "batch")),
     ((1, 8), HubCase("gemma", (("model", 4), ("batch", 2)), "batch", True)),
+    ((2, 4), HubCase("llama", (("model", 2), ("fsdp", 4)), "fsdp")),
+    ((1, 8), HubCase("gemma", (("model", 4), ("batch", 2)), "batch")),
     (
         (2, 4),
         HubCase(
@@ -24,16 +25,25 @@ CASES = [
             ("data", "fsdp"),
         ),
     ),
-    ((2, 4), HubCase("llama", (("model", 2), ("fsdp", 4)), "fsdp")),
     ((2, 4), HubCase("llama", (("fsdp", 4), ("model", 2)), "fsdp", True)),
 ]
 
 
+def _name(function, index, parameters):
+    return f"{function.__name__}_{index}_{parameters.args[1].family}"
+
+
 class TestHub:
-    @parameterized.expand(
-        CASES, name_func=lambda f, i, p: f"{f.__name__}_{i}_{p.args[1].family}"
-    )
+    @parameterized.expand(CASES[:2], name_func=_name)
     def test_trains_as_on_one_device(self, shape, case):
+        self.check(shape, case)
+
+    @parameterized.expand(CASES[2:], name_func=_name)
+    @pytest.mark.full
+    def test_trains_as_on_one_device_full(self, shape, case):
+        self.check(shape, case)
+
+    def check(self, shape, case):
         one = HubCase(case.family, (), "", case.lora)
         expected, predicted, weights = shared_cluster(1, 8).call(
             hub.train, one

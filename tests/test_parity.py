@@ -30,15 +30,28 @@ def _cases(cases):
     return parameterized.expand([(case,) for case in cases], name_func=_name)
 
 
+REST = tuple(case for case in ALL if case not in COVERING)
+
+
 class TestOneProcess:
-    @_cases(ALL)
+    @_cases(COVERING)
     def test_1x8(self, case):
+        _run(1, 8, case)
+
+    @_cases(REST)
+    @pytest.mark.matrix
+    def test_1x8_rest(self, case):
         _run(1, 8, case)
 
 
 class TestTwoProcesses:
-    @_cases(ALL)
+    @_cases(COVERING)
     def test_2x4(self, case):
+        _run(2, 4, case)
+
+    @_cases(REST)
+    @pytest.mark.matrix
+    def test_2x4_rest(self, case):
         _run(2, 4, case)
 
 
@@ -47,9 +60,9 @@ class TestFourProcesses:
     def test_4x2(self, case):
         _run(4, 2, case)
 
+    @_cases(REST)
     @pytest.mark.full
-    @_cases(case for case in ALL if case not in COVERING)
-    def test_4x2_full(self, case):
+    def test_4x2_rest(self, case):
         _run(4, 2, case)
 
 
@@ -58,9 +71,9 @@ class TestEightProcesses:
     def test_8x1(self, case):
         _run(8, 1, case)
 
+    @_cases(REST)
     @pytest.mark.full
-    @_cases(case for case in ALL if case not in COVERING)
-    def test_8x1_full(self, case):
+    def test_8x1_rest(self, case):
         _run(8, 1, case)
 
 

@@ -14,7 +14,10 @@ from keras_meshdist.demo.training import Trained
 TOLERANCE = 1e-4
 ACCURACY = 0.90
 
-_EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+)(?::|$)", re.MULTILINE)
+# The line of a traceback that names the exception.
+_EXCEPTION = re.compile(
+    r"^(?:\w+\.)*(\w*(?:Error|Exception))(?::|$)", re.MULTILINE
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,20 +99,22 @@ def failed(
 
     Args:
         error: `ClusterError`, how it failed.
-        returncode: integer, exit code of the process that failed first, `None`
-            if it is alive.
+        returncode: integer, exit code of the process that failed first, or
+            `None`.
         took: float, seconds after which it failed.
         limit: float, seconds after which it was cut off.
 
     Returns:
         An `Outcome`.
     """
-    names = _EXCEPTION.findall(error.traceback)
-    if names:
-        return Outcome("error", f"error: {names[-1]}")
+    if error.traceback:
+        names = _EXCEPTION.findall(error.traceback)
+        return Outcome("error", ": ".join(["error", *names[-1:]]))
     if took >= limit:
         return Outcome("hang", f"hang, cut off at {limit:.0f} s")
-    if returncode is not None and returncode < 0:
+    if returncode is None:
+        return Outcome("crash", "crash")
+    if returncode < 0:
         how = signal.Signals(-returncode).name
     else:
         how = f"exit status {returncode}"

@@ -40,7 +40,7 @@ class Progress:
         os.close(file)
         self._live = Live(
             console=console,
-            get_renderable=self._line,
+            get_renderable=self.line,
             refresh_per_second=5,
             transient=True,
         )
@@ -75,11 +75,8 @@ class Progress:
         """Says what happens instead of training."""
         self._note = text
 
-    def _counter(self) -> str:
-        width = len(str(self.total))
-        return f"{self._number:{width}}/{self.total}"
-
-    def _line(self) -> Table:
+    def line(self) -> Table:
+        """The line as it is now."""
         epoch = f"epoch {os.path.getsize(self.path)}/{self._epochs}"
         minutes, seconds = divmod(int(self.seconds), 60)
         line = Table.grid(padding=(0, 1))
@@ -91,3 +88,7 @@ class Progress:
             Text(f"{minutes}:{seconds:02}", style="dim"),
         )
         return line
+
+    def _counter(self) -> str:
+        width = len(str(self.total))
+        return f"{self._number:{width}}/{self.total}"

@@ -84,23 +84,34 @@ def _keras_cell(outcomes: dict[str, Outcome]) -> Text:
 
 
 def _notes(results: Sequence[Result]) -> Iterator[RenderableType]:
+    plain_keras = (
+        "the same with `keras.distribution.ModelParallel` of Keras "
+        f"{keras.__version__} on JAX {jax.__version__}; “same” is equal by "
+        "the same measure."
+    )
+    if any(len(result.keras) > 1 for result in results):
+        plain_keras += (
+            " On several processes it is given NumPy arrays, then a "
+            "`tf.data.Dataset`; two losses are those of different processes."
+        )
+    else:
+        plain_keras += (
+            " On several processes it wants a `tf.data.Dataset`, and would be "
+            "given one if TensorFlow were installed."
+        )
+    if any(len(result.case.batch_axes) > 1 for result in results):
+        plain_keras += (
+            " It takes one batch axis only, so with fsdp it splits rows over "
+            "“batch” alone."
+        )
     notes = {
         "processes": "2×4: two processes with four devices.",  # noqa: RUF001
         "diff.": "the largest on any process between the loss curves, or "
         "between any of the final weights, and those of one device with the "
         "same batch size; relative to the largest magnitude in that curve or "
         f"weight on one device. Up to {TOLERANCE:.0e} counts as equal.",
-        "plain Keras": "the same with `keras.distribution.ModelParallel` of "
-        f"Keras {keras.__version__} on JAX {jax.__version__}; “same” is equal "
-        "by the same measure. On several processes it is given NumPy arrays, "
-        "then a `tf.data.Dataset`; two losses are those of different "
-        "processes.",
+        "plain Keras": plain_keras,
     }
-    if any(len(result.case.batch_axes) > 1 for result in results):
-        notes["plain Keras"] += (
-            " It takes one batch axis only, so with fsdp it splits rows over "
-            "“batch” alone."
-        )
     grid = Table.grid(padding=(0, 2, 0, 0))
     for word, note in notes.items():
         grid.add_row(Text(word, no_wrap=True), note, style="dim")

@@ -1,5 +1,6 @@
 """Runs the cases, each with this package and with plain Keras."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -98,22 +99,20 @@ def run_cases(
     progress.total = len(references) + sum(
         1 + len(_keras_ways(case)) for case in cases
     )
-    runner = _Runner(digits, epochs, progress)
-    on_one_device = {case: runner.reference(case) for case in references}
-    runner.close()
     results = []
-    for _, group in itertools.groupby(cases, lambda case: case.shape):
-        same_shape = list(group)
-        ours = [
-            runner.ours(case, on_one_device[case.reference])
-            for case in same_shape
-        ]
-        # In the same processes, to save time: plain Keras comes last, when
-        # this package's hooks can be removed for good.
-        for result in ours:
-            runner.keras(result, on_one_device[result.case.reference])
-        runner.close()
-        results += ours
+    with contextlib.closing(_Runner(digits, epochs, progress)) as runner:
+        on_one_device = {case: runner.reference(case) for case in references}
+        for _, same_shape in itertools.groupby(cases, lambda case: case.shape):
+            runner.close()
+            ours = [
+                runner.ours(case, on_one_device[case.reference])
+                for case in same_shape
+            ]
+            # In the same processes, to save time: plain Keras comes last,
+            # when this package's hooks can be removed for good.
+            for result in ours:
+                runner.keras(result, on_one_device[result.case.reference])
+            results += ours
     return [
         *(Result(case, [run]) for case, run in on_one_device.items()),
         *results,
@@ -140,11 +139,11 @@ class _Runner:
         self._took: dict[Case, float] = {}
 
     def reference(self, case: Case) -> Trained:
-        self._progress.step(f"{case}: {OURS}")
+        self._progress.step(f"{OURS} {case}")
         return self._train(case, OURS, _TIMEOUT)[0]
 
     def ours(self, case: Case, reference: Trained) -> Result:
-        self._progress.step(f"{case}: {OURS}")
+        self._progress.step(f"{OURS} {case}")
         try:
             runs = self._train(case, OURS, _TIMEOUT)
         except ClusterError as error:
@@ -158,7 +157,7 @@ class _Runner:
         case = result.case
         limit = max(_KERAS_SECONDS, _KERAS_TIMES * self._took.get(case, 0.0))
         for way in _keras_ways(case):
-            self._progress.step(f"{case}: plain Keras, {way}")
+            self._progress.step(f"plain Keras ({way}) {case}")
             try:
                 runs = self._train(case, way, limit)
             except ClusterError as error:
@@ -203,6 +202,7 @@ class _Runner:
     def _started(self, case: Case) -> Cluster:
         if not self._cluster or self._cluster.closed:
             self._progress.note("starting processes")
+            self._cluster = None
             self._cluster = Cluster(
                 case.processes, case.devices, _TIMEOUT, forward=False
             )

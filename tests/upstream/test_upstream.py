@@ -35,6 +35,15 @@ _SHARDING = "TfDatasetDistributionTest::test_"
 _FEEDS = (
     "JaxMultiProcessDistributeTest::test_dataset_distribution_model_parallel_"
 )
+_SPARSE = {
+    f"TestTrainer::test_{call}_sparse_{kind}_{mode}": (
+        "a sparse batch is refused with a message that says so; Keras' own "
+        "class fails on it deep inside JAX"
+    )
+    for call in ("fit", "evaluate", "predict")
+    for kind in ("tf", "jax", "scipy")
+    for mode in ("eager", "graph")
+}
 
 # What Keras' tests demand of `ModelParallel` and ours doesn't do: by file, way
 # and number of processes the tests, each with the promise that it contradicts.
@@ -68,7 +77,9 @@ CONTRADICTED = {
         f"{_FEEDS}data_model": _DATASETS,
         f"{_FEEDS}model_data": _DATASETS,
     },
+    (TRAINER, "under", 1): _SPARSE,
     (TRAINER, "under", 2): {
+        **_SPARSE,
         "JAXTrainerCorrectnessTest::"
         "test_jit_fit_with_out_shardings_logic_distributed": (
             "foreign distributions are untouched: this is Keras' DataParallel, "
@@ -83,8 +94,7 @@ _SOME = (
     " or test_evaluate_flow_jit or test_predict_flow_struct_jit"
     " or test_predict_preserve_order_jit or test_on_batch_methods_jit"
     " or test_fit_with_different_batch_size or test_nested_input_predict"
-    " or test_fit_with_data_adapter_generator or test_fit_sparse_scipy"
-    " or out_shardings_logic"
+    " or test_fit_with_data_adapter_generator or out_shardings_logic"
 )
 
 full = pytest.mark.full
