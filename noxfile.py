@@ -27,7 +27,11 @@ def tests(session):
 @nox.session(python="3.11")
 def oldest(session):
     """The tests with the oldest Keras and JAX."""
-    run_tests(session, *OLDEST, pytest=["--ignore=tests/upstream"])
+    run_tests(
+        session,
+        *OLDEST,
+        pytest=["-m", "not full and not matrix", "--ignore=tests/upstream"],
+    )
 
 
 @nox.session(python="3.12")
@@ -37,9 +41,32 @@ def newest312(session):
 
 
 @nox.session(python="3.11")
+def hub(session):
+    """KerasHub's models on meshes."""
+    session.install("-e", ".[test,hub]")
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-m",
+        "full or not full",
+        "tests/test_hub.py",
+        *session.posargs,
+    )
+
+
+@nox.session(python="3.11")
 def full(session):
     """Whole matrices of meshes, processes and batch sizes; long."""
-    run_tests(session, pytest=["-m", "full", "--ignore=tests/upstream"])
+    run_tests(
+        session,
+        pytest=[
+            "-m",
+            "full",
+            "--ignore=tests/upstream",
+            "--ignore=tests/test_hub.py",
+        ],
+    )
 
 
 @nox.session(python="3.11")

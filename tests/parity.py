@@ -10,8 +10,11 @@ import numpy as np
 FEATURES, HIDDEN = 16, 16
 
 
-def train(case):
+def train(case, optimize=True):
     """Trains as a case says; on one device if it has no mesh.
+
+    Without `optimize` XLA compiles faster, to slower code; how it partitions
+    programs, which is what is tested, is the same.
 
     Returns what a user sees of it: numbers, predictions, and what lies on
     each device of this process.
@@ -19,6 +22,7 @@ def train(case):
     import jax
     import keras
 
+    jax.config.update("jax_disable_most_optimizations", not optimize)
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
     keras.utils.clear_session()
@@ -103,7 +107,7 @@ def _dense(case):
     model = keras.Sequential(
         [
             keras.Input((FEATURES,)),
-            keras.layers.Dense(HIDDEN, activation="gelu", name="up"),
+            keras.layers.Dense(HIDDEN, activation="relu", name="up"),
             keras.layers.Dropout(0.3),
             keras.layers.Dense(2, name="down"),
         ]

@@ -22,7 +22,9 @@ def _name(function, _, parameters):
 
 
 def _run(processes, devices, case):
-    results = shared_cluster(processes, devices).call(parity.train, case)
+    results = shared_cluster(processes, devices).call(
+        parity.train, case, optimize=case in COVERING
+    )
     parity.check(case, results)
 
 

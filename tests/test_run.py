@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_meshdist import cli, cluster
+from keras_meshdist.cluster.output import Output
 from tests.clusters import local_only
 
 pytestmark = [local_only, pytest.mark.timeout(240)]
@@ -227,3 +228,24 @@ def test_what_cannot_be_run(arguments, message, capsys):
         cli.main(["run", *arguments])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_a_library_prints_by_itself_is_left_out(capsys):
+    start, middle = "[Gloo] Rank ", " is connected to 1 peer ranks. "
+    end = "Expected number of connected peer ranks is : 1"
+    # Two threads have printed in pieces.
+    mixed = f"{start}{start}0{middle}{end}\n1{middle}{end}\n1\n{start}is gone\n"
+    mixed += f"{start}{start}0{middle}1{middle}{end}{end}\n\n2\n"
+    popen = subprocess.Popen(
+        [sys.executable, "-c", f"print({mixed!r}, end='')"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output = Output(forward=True)
+    output.add(0, popen)
+    output.start()
+    popen.wait()
+    output.finish()
+    lines = ["1", "[Gloo] Rank is gone", "2"]
+    assert output.last_lines(0) == lines
+    assert capsys.readouterr().out.splitlines() == [f"[0] {x}" for x in lines]

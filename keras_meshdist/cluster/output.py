@@ -8,15 +8,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import IO, TextIO
 
-# What libraries print merely because they are there.
+# What libraries print merely because they are there: their informational
+# messages from before logging is set up, which no setting turns off.
 _NOISE = re.compile(
-    rb"\[Gloo\] Rank \d+ is connected to"
-    rb"|WARNING: All log messages before absl::InitializeLog\(\)"
-    rb"|I0000 .*oneDNN custom operations are on"
+    rb"WARNING: All log messages before absl::InitializeLog\(\)"
+    rb"|I0000 00:00:[\d.]+ +\d+ \S+:\d+\] "
     rb"|Extension modules: "
+)
+
+# The CPU collectives' library prints such lines on standard output, piece by
+# piece, so that those of several threads get mixed up.
+_GLOO_START = b"[Gloo] Rank "
+_GLOO = re.compile(
+    rb"(\[Gloo\] Rank | is connected to | peer ranks\. "
+    rb"|Expected number of connected peer ranks is : |\d)*"
 )
 
 _LINES_KEPT = 30
@@ -34,6 +42,7 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._streams: list[IO[bytes]] = []
         self._last: list[deque[str]] = []
+        self._gloo_lines_to_come: Counter[tuple[int, str]] = Counter()
         self._rest: dict[int, bytes] = {}
         self._stop_at = float("inf")
         self._thread = threading.Thread(target=self._read_all, daemon=True)
@@ -78,12 +87,18 @@ class Output:
                     self._pass_on(process, name, line)
 
     def _pass_on(self, process: int, name: str, line: bytes) -> None:
-        if _NOISE.match(line):
+        if _NOISE.match(line) or self._is_from_gloo((process, name), line):
             return
         text = line.decode(errors="replace")
         self._last[process].append(text)
         if self._forward:
             write_lines(getattr(sys, name), process, text)
+
+    def _is_from_gloo(self, source: tuple[int, str], line: bytes) -> bool:
+        begun = line.count(_GLOO_START) + self._gloo_lines_to_come[source]
+        found = begun > 0 and _GLOO.fullmatch(line) is not None
+        self._gloo_lines_to_come[source] = begun - 1 if found else 0
+        return found
 
 
 def write_lines(stream: TextIO, process: int, text: str) -> None:
