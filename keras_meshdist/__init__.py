@@ -8,10 +8,10 @@ if "keras" not in sys.modules:
     # with if nobody asked for another one.
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
-from keras_meshdist import cluster, keras_hooks  # noqa: E402
-from keras_meshdist.distribution import ModelParallel  # noqa: E402
-from keras_meshdist.layout import LayoutMap, TensorLayout  # noqa: E402
-from keras_meshdist.mesh import make_mesh  # noqa: E402
+from keras_meshdist import cluster, keras_hooks
+from keras_meshdist.distribution import ModelParallel
+from keras_meshdist.layout import LayoutMap, TensorLayout
+from keras_meshdist.mesh import make_mesh
 
 __version__ = "0.1.0"
 

@@ -171,9 +171,11 @@ def _distribute_tensor(keras_function):
         ):
             return keras_function(tensor, layout)
         return keras.tree.map_structure(
-            lambda t: t
-            if keras.utils.is_keras_tensor(t)
-            else ours.place_output(t, layout),
+            lambda t: (
+                t
+                if keras.utils.is_keras_tensor(t)
+                else ours.place_output(t, layout)
+            ),
             tensor,
         )
 
@@ -287,7 +289,11 @@ def install():
         _originals[_path(place, name)] = (place, name, original)
         setattr(place, name, wrapper(original))
     if Version(jax.__version__) < Version("0.5"):
-        _originals[_THREEFRY] = (None, _THREEFRY, getattr(jax.config, _THREEFRY))
+        _originals[_THREEFRY] = (
+            None,
+            _THREEFRY,
+            getattr(jax.config, _THREEFRY),
+        )
         jax.config.update(_THREEFRY, True)
 
 

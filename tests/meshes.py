@@ -25,7 +25,9 @@ class Case:
     model: str = "dense"
 
     def __str__(self):
-        name = "x".join(f"{a}{n}" for a, n in zip(self.axes, self.shape))
+        name = "x".join(
+            f"{a}{n}" for a, n in zip(self.axes, self.shape, strict=True)
+        )
         name += "_by_" + "_".join(self.batch)
         for field in dataclasses.fields(self)[3:]:
             value = getattr(self, field.name)

@@ -77,9 +77,7 @@ def _train(case):
     batch = x[last:], y[last:], weight[last:]
     numbers["train_on_batch"] = np.array(model.train_on_batch(*batch))
     numbers["test_on_batch"] = np.array(model.test_on_batch(*batch))
-    numbers["predict"] = model.predict(
-        x, batch_size=case.batch_size, verbose=0
-    )
+    numbers["predict"] = model.predict(x, batch_size=case.batch_size, verbose=0)
     variables = [*model.variables, *model.optimizer.variables]
     shards = [
         [(_bounds(s.index, v.shape), np.array(s.data)) for s in v_shards]

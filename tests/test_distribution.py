@@ -152,13 +152,12 @@ def test_a_layout_that_does_not_fit(layout, message):
 
 
 def test_two_rules_for_a_variable():
+    dist = make(**{"kernel": (None, "model"), "up/.*": (None, "model")})
+    layer = keras.layers.Dense(8, name="up")
     with (
-        make(kernel=(None, "model"), up=("model",)).scope(),
+        dist.scope(),
         pytest.raises(ValueError, match=r"At most one.*'up/kernel'"),
     ):
-        layer = keras.layers.Dense(8, name="up")
-        layout_map = keras.distribution.distribution()._layout_map
-        layout_map["up.*"] = (None, None)
         layer.build((None, 4))
 
 
@@ -178,18 +177,22 @@ def test_slots_lie_as_their_weights_do():
 
 
 def test_a_part_of_a_path_does_not_match_optimizer_variables():
+    """Adafactor's rows and columns have the kernel's path in theirs."""
     layout_map = kmd.LayoutMap(kmd.make_mesh({"model": 4, "batch": 2}))
-    layout_map["dense.*kernel"] = (None, "model")
-    dist = kmd.ModelParallel(layout_map=layout_map)
-    with dist.scope(), pytest.warns(UserWarning, match="only a part"):
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(8, name="dense")],
-            name="outer",
-        )
-        layout_map["inner/.*"] = (None,)
-        outer = keras.Sequential([model], name="top")
-        outer.compile("adafactor", "mse")
-        outer.optimizer.build(outer.trainable_variables)
+    layout_map["p.*kernel"] = (None, "model")
+    layer = keras.layers.Dense(8, name="up")
+    with kmd.ModelParallel(layout_map=layout_map).scope():
+        with pytest.warns(UserWarning, match="only a part.*'up/kernel'"):
+            layer.build((None, 6))
+        model = keras.Sequential([keras.Input((6,)), layer])
+        model.compile("adafactor", "mse")
+        model.optimizer.build(model.trainable_variables)
+    assert tuple(layer.kernel.value.sharding.spec) == (None, "model")
+    slots = [s for s in model.optimizer.variables if "kernel" in s.path]
+    assert any(len(slot.shape) == 1 for slot in slots)
+    for slot in slots:
+        if len(slot.shape) == 1:
+            assert not any(slot.value.sharding.spec), slot.path
 
 
 def fit(rows=13, name="up", **compile_arguments):

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-import keras_meshdist as kmd
 from keras_meshdist import keras_hooks
 
 

@@ -48,9 +48,7 @@ class TestHub:
         expected, predicted, weights = shared_cluster(1, 8).call(
             hub.train, one
         )[0]
-        for got, out, variables in shared_cluster(*shape).call(
-            hub.train, case
-        ):
+        for got, out, variables in shared_cluster(*shape).call(hub.train, case):
             for name, values in expected.items():
                 np.testing.assert_allclose(got[name], values, rtol=1e-8)
             # KerasHub computes partly in float32.

@@ -30,7 +30,11 @@ def test_a_layout_is_jax_sharding(mesh, axes, spec):
     assert isinstance(layout, keras.distribution.TensorLayout)
     assert layout.axes == spec
     assert layout.backend_layout.spec == jax.sharding.PartitionSpec(*spec)
-    assert layout.backend_layout.mesh.shape == dict(model=2, fsdp=2, data=2)
+    assert layout.backend_layout.mesh.shape == {
+        "model": 2,
+        "fsdp": 2,
+        "data": 2,
+    }
 
 
 def test_the_mesh_can_be_set_once(mesh):
