@@ -6,6 +6,8 @@ import pytest
 from packaging.version import Version
 from parameterized import parameterized
 
+pytest.importorskip("keras_hub", reason="KerasHub is in the extra `hub`")
+
 from tests import hub
 from tests.clusters import shared_cluster
 from tests.hub import HubCase

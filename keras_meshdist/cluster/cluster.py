@@ -117,7 +117,11 @@ class Cluster:
         return self._call([process_id], function, args, kwargs)[0]
 
     def kill(self, process_id: int) -> None:
-        """Kills a process with SIGKILL; the call under way then fails."""
+        """Kills a process with SIGKILL; the call under way then fails.
+
+        Args:
+            process_id: integer, the process to kill.
+        """
         self._check_process(process_id)
         self._job.kill(process_id)
 
