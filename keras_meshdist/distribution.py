@@ -109,12 +109,14 @@ class ModelParallel(
     @property
     def num_processes(self):
         """Number of processes."""
-        return jax.process_count()
+        return keras_hooks.num_processes()
 
     # Keras shards a dataset by this flag, and by arithmetic on process ids
     # that is wrong on most meshes; so for Keras there is one process. The
-    # constructors of some versions set it.
-    _is_multi_process = property(lambda self: False, lambda self, value: None)
+    # constructors of some versions set it, and Keras' tests delete it.
+    _is_multi_process = property(
+        lambda self: False, lambda self, value: None, lambda self: None
+    )
 
     @property
     def auto_shard_dataset(self):

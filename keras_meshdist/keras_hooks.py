@@ -325,6 +325,11 @@ def layout_given(variable):
     return layout if is_layout else None
 
 
+def num_processes():
+    """Returns the number of processes, as Keras counts them."""
+    return jax_distribution.num_processes()
+
+
 def agree_on_seed():
     """Makes sure that all processes draw the same random numbers.
 
