@@ -70,6 +70,7 @@ class TestFourProcesses:
 
 class TestEightProcesses:
     @_cases(COVERING)
+    @pytest.mark.matrix
     def test_8x1(self, case):
         _run(8, 1, case)
 
@@ -86,10 +87,22 @@ class TestThreeProcesses:
 
 
 class TestMoreDevicesThanRows:
-    @_cases(SMALL_BATCHES)
+    @_cases(SMALL_BATCHES[:1])
+    @pytest.mark.matrix
     def test_8x4(self, case):
         _run(8, 4, case)
 
-    @_cases(POD)
+    @_cases(SMALL_BATCHES[1:])
+    @pytest.mark.full
+    def test_8x4_rest(self, case):
+        _run(8, 4, case)
+
+    @_cases(POD[:1])
+    @pytest.mark.matrix
     def test_1x256(self, case):
+        _run(1, 256, case)
+
+    @_cases(POD[1:])
+    @pytest.mark.full
+    def test_1x256_rest(self, case):
         _run(1, 256, case)

@@ -88,15 +88,6 @@ CONTRADICTED = {
     },
 }
 
-# Of each way into the trainer one, with rows that don't divide.
-_SOME = (
-    "test_fit_flow_eager or test_fit_flow_jit or test_fit_with_val_split"
-    " or test_evaluate_flow_jit or test_predict_flow_struct_jit"
-    " or test_predict_preserve_order_jit or test_on_batch_methods_jit"
-    " or test_fit_with_different_batch_size or test_nested_input_predict"
-    " or test_fit_with_data_adapter_generator or out_shardings_logic"
-)
-
 full = pytest.mark.full
 
 
@@ -113,7 +104,6 @@ full = pytest.mark.full
         pytest.param(PROCESSES, "substituted", "", marks=full),
         pytest.param(TRAINER, "installed", "", marks=full),
         pytest.param(TRAINER, "substituted", "", marks=full),
-        (TRAINER, "under", _SOME),
         pytest.param(TRAINER, "under", "", marks=full),
     ],
 )
