@@ -19,7 +19,7 @@ pytestmark = [local_only, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[1]
 
 # How soon all must be over, on a busy computer.
-SECONDS = 20
+SECONDS = 50
 
 
 def place(offset=0):
@@ -226,17 +226,17 @@ class TestFailures:
         used = cluster.Cluster(1, 1)
         threading.Timer(0.5, used.kill, [0]).start()
         with pytest.raises(cluster.ClusterError, match="process 0 of 1 was ki"):
-            used.call(sleep, 60)
+            used.call(sleep, 300)
 
     def test_the_time_limit_of_a_call(self):
-        with cluster.Cluster(2, 1, timeout=1) as used:
+        with cluster.Cluster(2, 1, timeout=10) as used:
             start = time.monotonic()
             with pytest.raises(cluster.ClusterError) as caught:
-                used.call(sleep, 60, process=1)
+                used.call(sleep, 300, process=1)
             assert time.monotonic() - start < SECONDS
             assert caught.value.process_id == 1
             message = str(caught.value)
-            assert "`sleep` must end within 1 seconds" in message
+            assert "`sleep` must end within 10 seconds" in message
             assert "no answer from process 1 of 2" in message
             assert "in sleep\n" in message
             assert used.closed
@@ -246,7 +246,7 @@ class TestFailures:
         timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            used.call(sleep, 60)
+            used.call(sleep, 300)
         assert used.closed
         assert used.processes[0].poll() is not None
 
