@@ -33,7 +33,8 @@ class ModelParallel(
     A `keras.distribution.ModelParallel` that is right on every mesh: the batch
     axis may stand anywhere in it, there may be several batch axes, devices
     may lie on the processes in any way, and a batch of any number of rows
-    works. Training gives what one device gives.
+    works. Training gives what one device gives, but for a fault of XLA's with
+    some convolutions that "Compatibility" in the documentation describes.
 
     Example:
 
