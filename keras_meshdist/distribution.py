@@ -7,7 +7,7 @@ import jax
 import keras
 import numpy as np
 
-from keras_meshdist import batches, feeds, keras_hooks
+from keras_meshdist import batches, convolutions, feeds, keras_hooks
 from keras_meshdist.arguments import batch_axes, check_arguments
 from keras_meshdist.layout import (
     TensorLayout,
@@ -33,8 +33,7 @@ class ModelParallel(
     A `keras.distribution.ModelParallel` that is right on every mesh: the batch
     axis may stand anywhere in it, there may be several batch axes, devices
     may lie on the processes in any way, and a batch of any number of rows
-    works. Training gives what one device gives, but for a fault of XLA's with
-    some convolutions that "Compatibility" in the documentation describes.
+    works. Training gives what one device gives.
 
     Example:
 
@@ -268,6 +267,16 @@ class ModelParallel(
                 f"axes={layout.axes}."
             )
         return constrain(tensor, sharding_of(layout))
+
+    def convolve(self, function, inputs, kernel, settings):
+        return convolutions.convolve(
+            function,
+            inputs,
+            kernel,
+            settings,
+            jax_mesh(self.device_mesh),
+            self._batch_axes,
+        )
 
     def fetch(self, outputs, wait):
         if self.num_processes > 1:

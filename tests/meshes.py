@@ -58,6 +58,10 @@ def all_meshes(devices=8):
                     yield Case(shape, tuple(names), (batch,))
 
 
+def _windows(*cases):
+    return tuple(dataclasses.replace(c, model="windows") for c in cases)
+
+
 # What the plain meshes don't have. "m" is the axis of the weights.
 SPECIAL = (
     # Several batch axes, also in another order than the mesh's.
@@ -83,15 +87,21 @@ SPECIAL = (
     # Everything that sees rows: BatchNormalization, masks, add_loss, weights.
     Case((4, 2), ("m", "b"), ("b",), model="rows"),
     Case((2, 4), ("m", "b"), ("b",), model="rows", rows=61),
+    # Convolutions, which XLA splits wrongly where windows are split.
+    *_windows(
+        Case((4, 2), ("m", "b"), ("b",)),
+        Case((2, 2, 2), ("m", "fsdp", "data"), ("data", "fsdp"), "fsdp"),
+        Case((2, 4), ("m", "b"), ("b",), rows=3, batch_size=3),
+    ),
 )
 
 # Ten that cover: each rank, each place of the batch axis, sizes 1, 2, 4, 8,
-# several batch axes, FSDP, permuted devices, padding, tf.data.
+# several batch axes, FSDP, permuted devices, padding, tf.data, convolutions.
 COVERING = (
     Case((4, 2), ("a", "b"), ("b",)),
     Case((2, 4), ("a", "b"), ("b",)),
     Case((4, 2), ("a", "b"), ("a",)),
-    Case((2, 2, 2), ("a", "b", "c"), ("b",)),
+    *_windows(Case((2, 2, 2), ("a", "b", "c"), ("b",))),
     Case((2, 1, 4), ("a", "b", "c"), ("c",)),
     Case((8, 1), ("a", "b"), ("b",)),
     Case((2, 2, 2), ("a", "b", "c"), ("c", "a")),
@@ -99,6 +109,9 @@ COVERING = (
     Case((4, 2), ("m", "b"), ("b",), permutation=1, dataset="tf"),
     Case((2, 4), ("m", "b"), ("b",), rows=3, batch_size=3),
 )
+
+# Convolutions on every mesh.
+WINDOWS = _windows(*all_meshes())
 
 # Six devices on three processes: the feeds overlap in part.
 OVERLAPPING = (

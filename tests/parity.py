@@ -53,6 +53,11 @@ def _distribution(case):
         layout_map[".*up/kernel"] = (rows, others or None)
         layout_map[".*up/bias"] = (others or None,)
         layout_map[".*down/kernel"] = (others or None, None)
+    if case.layout != "none" and others:
+        # Channels over one axis, and what is behind `Flatten` over another.
+        layout_map[".*conv.*/kernel"] = (None, None, None, others[0])
+        layout_map[".*pointwise_kernel"] = (None, None, None, others[0])
+        layout_map[".*hidden/kernel"] = (others[-1], None)
     batch = case.batch if len(case.batch) > 1 else case.batch[0]
     return kmd.ModelParallel(layout_map=layout_map, batch_dim_name=batch)
 
@@ -154,8 +159,32 @@ def _rows(case):
     return model
 
 
-MODELS = {"dense": _dense, "rows": _rows}
-TOLERANCES = {"dense": 1e-12, "rows": 1e-6}
+def _windows(case):
+    """Convolutions of every kind."""
+    import keras
+
+    layers = keras.layers
+    same = {"padding": "same"}
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Reshape((4, 4, 1)),
+            layers.Conv2D(8, 3, **same, name="conv"),
+            layers.DepthwiseConv2D(3, **same, name="depthwise"),
+            layers.Conv2D(16, 3, 2, groups=2, **same, name="conv_of_groups"),
+            layers.Conv2DTranspose(8, 3, 2, **same, name="transposed"),
+            layers.SeparableConv2D(8, 3, **same, name="separable"),
+            layers.Flatten(),
+            layers.Dense(HIDDEN, activation="relu", name="hidden"),
+            layers.Dense(2, name="down"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+
+
+MODELS = {"dense": _dense, "rows": _rows, "windows": _windows}
+TOLERANCES = {"dense": 1e-12, "rows": 1e-6, "windows": 1e-12}
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from tests.meshes import (
     POD,
     SMALL_BATCHES,
     SPECIAL,
+    WINDOWS,
     all_meshes,
 )
 
@@ -43,6 +44,11 @@ class TestOneProcess:
     @_cases(REST)
     @pytest.mark.matrix
     def test_1x8_rest(self, case):
+        _run(1, 8, case)
+
+    @_cases(WINDOWS)
+    @pytest.mark.full
+    def test_1x8_windows(self, case):
         _run(1, 8, case)
 
 

@@ -1,0 +1,165 @@
+"""Every touch on a private part of Keras, each a small function.
+
+A hook does nothing but call Keras unless the current distribution is one of
+ours. All hooks are checked before the first is installed: on a Keras that
+doesn't fit, importing this package raises, and nothing is patched.
+"""
+
+import inspect
+
+import jax
+import keras
+from packaging.version import Version
+
+OLDEST_KERAS = Version("3.7.0")
+OLDEST_JAX = Version("0.4.38")
+
+# Before anything of Keras' JAX backend is imported, which fails elsewhere with
+# errors that name no remedy.
+if keras.backend.backend() != "jax":
+    raise ImportError(
+        "keras_meshdist needs the JAX backend of Keras. Received: backend "
+        f"{keras.backend.backend()!r}. Set the environment variable "
+        "KERAS_BACKEND=jax before Keras is imported."
+    )
+if Version(keras.__version__) < OLDEST_KERAS or (
+    Version(jax.__version__) < OLDEST_JAX
+):
+    raise ImportError(
+        f"keras_meshdist needs Keras {OLDEST_KERAS} or newer and JAX "
+        f"{OLDEST_JAX} or newer. Received: Keras {keras.__version__}, JAX "
+        f"{jax.__version__}. Run: pip install -U keras jax."
+    )
+
+from keras.src.backend.jax import (  # noqa: E402
+    distribution_lib as jax_distribution,
+)
+from keras.src.backend.jax import nn as jax_nn  # noqa: E402
+from keras.src.backend.jax import trainer as jax_trainer  # noqa: E402
+from keras.src.distribution import distribution_lib  # noqa: E402
+from keras.src.optimizers import base_optimizer  # noqa: E402
+
+from keras_meshdist.keras_hooks import tensors, training  # noqa: E402
+from keras_meshdist.keras_hooks.access import (  # noqa: E402
+    agree_on_seed,
+    layout_given,
+    num_processes,
+)
+from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
+
+__all__ = [
+    "HookedDistribution",
+    "agree_on_seed",
+    "install",
+    "installed",
+    "layout_given",
+    "num_processes",
+    "remove",
+]
+
+# place, name, wrapper, parameters that Keras' own must begin with
+_HOOKS = (
+    (
+        jax_distribution,
+        "distribute_data_input",
+        training.distribute_data_input,
+        ("per_process_batch", "layout"),
+    ),
+    (
+        jax_trainer,
+        "_distribute_data",
+        training.distribute_data,
+        ("data", "layouts"),
+    ),
+    (
+        jax_trainer.JAXEpochIterator,
+        "_get_iterator",
+        training.get_iterator,
+        ("self",),
+    ),
+    (
+        jax_trainer.JAXTrainer,
+        "_make_function",
+        training.make_function,
+        ("self", "step_function", "concatenate_outputs"),
+    ),
+    (
+        distribution_lib,
+        "distribute_tensor",
+        tensors.distribute_tensor,
+        ("tensor", "layout"),
+    ),
+    (
+        base_optimizer.BaseOptimizer,
+        "add_variable",
+        tensors.add_variable,
+        ("self", "shape"),
+    ),
+    (
+        base_optimizer.BaseOptimizer,
+        "add_variable_from_reference",
+        tensors.add_variable_from_reference,
+        ("self", "reference_variable"),
+    ),
+    (jax_nn, "conv", tensors.convolution, ("inputs", "kernel")),
+    (jax_nn, "depthwise_conv", tensors.convolution, ("inputs", "kernel")),
+    (jax_nn, "conv_transpose", tensors.convolution, ("inputs", "kernel")),
+)
+
+_originals = {}
+# Before JAX 0.5 random numbers depend on how an array is split, unless this
+# is set; from 0.5 on it is JAX's default.
+_THREEFRY = "jax_threefry_partitionable"
+
+
+def install():
+    """Installs all hooks, or none; importing the package calls it.
+
+    Raises:
+        ImportError: if a part of Keras that a hook replaces has changed.
+    """
+    if _originals:
+        return
+    for place, name, _, parameters in _HOOKS:
+        found = getattr(place, name, None)
+        signature = tuple(inspect.signature(found).parameters) if found else ()
+        if signature[: len(parameters)] != parameters:
+            raise ImportError(
+                f"This version of keras_meshdist doesn't fit Keras "
+                f"{keras.__version__}: `{_path(place, name)}` should take "
+                f"{parameters}. Received: {signature or 'no such function'}. "
+                "Nothing was changed. Install an older Keras or a newer "
+                "keras_meshdist."
+            )
+    for place, name, wrapper, _ in _HOOKS:
+        original = getattr(place, name)
+        _originals[_path(place, name)] = (place, name, original)
+        setattr(place, name, wrapper(original))
+    if Version(jax.__version__) < Version("0.5"):
+        _originals[_THREEFRY] = (
+            None,
+            _THREEFRY,
+            getattr(jax.config, _THREEFRY),
+        )
+        jax.config.update(_THREEFRY, True)
+
+
+def remove():
+    """Puts everything back as Keras and JAX had it."""
+    while _originals:
+        _, (place, name, original) = _originals.popitem()
+        if place is None:
+            jax.config.update(name, original)
+        else:
+            setattr(place, name, original)
+
+
+def installed():
+    """Returns the list of what is replaced at the moment, as dotted paths."""
+    return sorted(_originals)
+
+
+def _path(place, name):
+    module = getattr(place, "__module__", None)
+    owner = f"{module}.{place.__name__}" if module else place.__name__
+    return f"{owner}.{name}"

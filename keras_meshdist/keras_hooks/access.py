@@ -1,0 +1,66 @@
+"""What the package reads of Keras' private state."""
+
+import pickle
+import random
+
+import jax
+import keras
+import numpy as np
+from keras.src.backend.jax import distribution_lib as jax_distribution
+from keras.src.utils import rng_utils
+
+from keras_meshdist import coordination
+
+# Seconds for the slowest process to import its libraries and data.
+_PATIENCE = 600.0
+
+
+def layout_given(variable):
+    """Returns the `TensorLayout` that a variable was given, or `None`."""
+    layout = getattr(variable, "_layout", None)
+    is_layout = isinstance(layout, keras.distribution.TensorLayout)
+    return layout if is_layout else None
+
+
+def num_processes():
+    """Returns the number of processes, as Keras counts them."""
+    return jax_distribution.num_processes()
+
+
+def agree_on_seed():
+    """Makes sure that all processes draw the same random numbers.
+
+    Weights are initialized and data is shuffled from them on each process by
+    itself. `keras.distribution.initialize` sees to it, but only on newer
+    versions of Keras, and not everybody calls it.
+
+    Raises:
+        ValueError: if processes were given different seeds.
+    """
+    if jax.process_count() == 1:
+        return
+    if not hasattr(rng_utils, "get_random_seed"):
+        # Keras draws its seeds from Python's generator there.
+        state = pickle.dumps((random.getstate(), np.random.get_state()))
+        states = coordination.exchange("random_state", state, _PATIENCE)
+        if len(set(states)) > 1:
+            python_state, numpy_state = pickle.loads(states[0])
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+        return
+    seed = rng_utils.get_random_seed()
+    drawn = random.SystemRandom().randrange(1, 2**31)
+    answers = coordination.exchange(
+        "seed", pickle.dumps((seed, drawn)), _PATIENCE
+    )
+    answers = [pickle.loads(answer) for answer in answers]
+    seeds = [seed for seed, _ in answers]
+    if len(set(seeds)) > 1:
+        raise ValueError(
+            "All processes must use the same random seed, or none: weights "
+            f"are initialized from it on each. Received seeds: {seeds}, by "
+            "process. Call `keras.utils.set_random_seed` with one value on "
+            "every process."
+        )
+    if seed is None:
+        keras.utils.set_random_seed(answers[0][1])

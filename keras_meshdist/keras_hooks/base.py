@@ -1,0 +1,40 @@
+"""What hooks know of a distribution of ours."""
+
+import abc
+
+import keras
+
+
+class HookedDistribution(abc.ABC):
+    """What the hooks call on a distribution of ours."""
+
+    @abc.abstractmethod
+    def place_leaf(self, leaf, layout=None):
+        """Puts one array of a global batch on the devices."""
+
+    @abc.abstractmethod
+    def place_output(self, tensor, layout):
+        """Applies a rule for a layer's output to a tensor."""
+
+    @abc.abstractmethod
+    def convolve(self, function, inputs, kernel, settings):
+        """Calls Keras' function for a convolution; `settings` are the rest."""
+
+    @abc.abstractmethod
+    def fetch(self, outputs, wait):
+        """Brings predictions to this process, if they aren't or if `wait`."""
+
+    @abc.abstractmethod
+    def creating_slot(self, reference):
+        """Context in which an optimizer creates a variable.
+
+        `reference` is the weight that it belongs to, or `None`.
+        """
+
+
+def ours():
+    """Returns the current distribution if it is one of ours, or `None`."""
+    distribution = keras.distribution.distribution()
+    if isinstance(distribution, HookedDistribution):
+        return distribution
+    return None

@@ -1,0 +1,92 @@
+"""Hooks on how tensors and variables lie on the mesh."""
+
+import functools
+import inspect
+
+import keras
+
+from keras_meshdist.keras_hooks.base import ours
+
+
+def distribute_tensor(keras_function):
+    """Keras can't lay out an eager output whose rows don't divide.
+
+    Replaces `distribute_tensor` where a layer's output gets the layout of a
+    rule `…/output` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_function)
+    def hook(tensor, layout):
+        distribution = ours()
+        if distribution is None or not isinstance(
+            layout, keras.distribution.TensorLayout
+        ):
+            return keras_function(tensor, layout)
+        return keras.tree.map_structure(
+            lambda t: (
+                t
+                if keras.utils.is_keras_tensor(t)
+                else distribution.place_output(t, layout)
+            ),
+            tensor,
+        )
+
+    return hook
+
+
+def add_variable(keras_method):
+    """An optimizer's variables have paths that layout rules weren't made for.
+
+    Wraps `Optimizer.add_variable` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, *args, **kwargs):
+        distribution = ours()
+        if distribution is None:
+            return keras_method(self, *args, **kwargs)
+        with distribution.creating_slot(None):
+            return keras_method(self, *args, **kwargs)
+
+    return hook
+
+
+def add_variable_from_reference(keras_method):
+    """A slot lies as its weight does; older Keras doesn't see to it.
+
+    Wraps `Optimizer.add_variable_from_reference` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, reference_variable, *args, **kwargs):
+        distribution = ours()
+        if distribution is None:
+            return keras_method(self, reference_variable, *args, **kwargs)
+        with distribution.creating_slot(reference_variable):
+            return keras_method(self, reference_variable, *args, **kwargs)
+
+    return hook
+
+
+def convolution(keras_function):
+    """XLA splits windows wrongly: a gradient times the size of an axis.
+
+    Wraps `conv`, `depthwise_conv` and `conv_transpose` of the JAX backend
+    (Keras 3.7 to 3.16), through which all of Keras' convolutions go.
+    """
+    signature = inspect.signature(keras_function)
+
+    @functools.wraps(keras_function)
+    def hook(inputs, kernel, *args, **kwargs):
+        distribution = ours()
+        if distribution is None:
+            return keras_function(inputs, kernel, *args, **kwargs)
+        given = signature.bind(inputs, kernel, *args, **kwargs).arguments
+        settings = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+            if name not in ("inputs", "kernel")
+        }
+        return distribution.convolve(keras_function, inputs, kernel, settings)
+
+    return hook
