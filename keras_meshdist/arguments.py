@@ -28,7 +28,12 @@ def check_arguments(args, layout_map, kwargs):
             f"device_mesh={device_mesh}, layout_map with "
             f"{layout_map.device_mesh}. Leave `device_mesh` out."
         )
-    valid = ["layout_map", "batch_dim_name", "auto_shard_dataset"]
+    valid = [
+        "layout_map",
+        "batch_dim_name",
+        "auto_shard_dataset",
+        "data_timeout",
+    ]
     for name in kwargs:
         near = difflib.get_close_matches(name, valid, 1)
         hint = f" Did you mean `{near[0]}`?" if near else ""

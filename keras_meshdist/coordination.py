@@ -159,6 +159,42 @@ def broadcast(
     return exchange(name, mine or b"", timeout)[0]
 
 
+def post(board: str, value: bytes) -> None:
+    """Shows a value to all processes, in place of the last one; never waits.
+
+    ```python
+    coordination.post("state", b"reading")
+    ```
+
+    Args:
+        board: string. The same on every process.
+        value: bytes, fewer than 3 MiB / number of processes.
+    """
+    client = distributed.global_state.client
+    if client is not None:
+        key = f"meshdist/board/{board}/{process_id()}"
+        client.key_value_set_bytes(key, value, allow_overwrite=True)
+
+
+def posts(board: str) -> dict[int, bytes]:
+    """Returns what each process shows at the moment.
+
+    ```python
+    coordination.posts("state")  # {0: b"reading", 1: b"waiting"}
+    ```
+
+    Args:
+        board: string. The same on every process.
+
+    Returns:
+        Dict from process number to bytes, without those that posted nothing.
+    """
+    client = distributed.global_state.client
+    if client is None:
+        return {}
+    return _listing(client, f"meshdist/board/{board}/")
+
+
 def _meet(
     client: Any, barrier_id: str, name: str, timeout: float | None
 ) -> None:

@@ -7,7 +7,14 @@ import jax
 import keras
 import numpy as np
 
-from keras_meshdist import batches, convolutions, feeds, keras_hooks
+from keras_meshdist import (
+    batches,
+    convolutions,
+    feeds,
+    heartbeat,
+    inputs,
+    keras_hooks,
+)
 from keras_meshdist.arguments import batch_axes, check_arguments
 from keras_meshdist.layout import (
     TensorLayout,
@@ -55,6 +62,9 @@ class ModelParallel(
         auto_shard_dataset: bool. `True`: every process iterates over the same
             global dataset, and each takes from every batch the rows that its
             devices need. Defaults to `True`.
+        data_timeout: float, seconds. On several processes it is an error, on
+            all of them, when one takes longer to read a batch, or gives no
+            sign of life for so long. Defaults to 60.
 
     Raises:
         ValueError: if an argument is unknown or malformed, the mesh has empty
@@ -67,6 +77,7 @@ class ModelParallel(
         layout_map=None,
         batch_dim_name=None,
         auto_shard_dataset=True,
+        data_timeout=60.0,
         **kwargs,
     ):
         check_arguments(args, layout_map, kwargs)
@@ -90,6 +101,7 @@ class ModelParallel(
         self.auto_shard_dataset = auto_shard_dataset
         self._data_layouts = {}
         keras_hooks.agree_on_seed()
+        self._board = heartbeat.start(data_timeout)
 
     @property
     def _batch_name(self):
@@ -243,6 +255,18 @@ class ModelParallel(
         return layout_of(self._layout_map, find_rule(self._layout_map, path))
 
     # What the hooks call.
+
+    def read(self, source, epoch_steps):
+        return inputs.Reader(
+            source,
+            lambda batch: keras.tree.map_structure(self.place_leaf, batch),
+            self._board,
+            epoch_steps,
+            self.scope,
+        )
+
+    def place_batch(self, batch):
+        return next(self.read(iter([batch]), 1))
 
     def place_leaf(self, leaf, layout=None):
         if leaf is None:

@@ -1,5 +1,7 @@
 """What the processes of a cluster run for test_processes.py."""
 
+import warnings
+
 import numpy as np
 
 
@@ -101,3 +103,43 @@ def predictions(rows, steps_per_execution):
     expected = run()
     with _dist({"m": 2, "b": -1}).scope():
         return expected, run()
+
+
+def fit_on(axes, dataset, epochs=2, timeout=8.0, batch="b", **fit):
+    """Trains on a dataset that a function makes of the process' number."""
+    import jax
+    import keras
+
+    import keras_meshdist as kmd
+
+    # A generator's length and order are not Keras' to say.
+    warnings.simplefilter("ignore")
+    keras.utils.set_random_seed(3)
+    dist = kmd.ModelParallel(
+        layout_map=kmd.LayoutMap(kmd.make_mesh(axes)),
+        batch_dim_name=batch,
+        data_timeout=timeout,
+    )
+    with dist.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        try:
+            history = model.fit(
+                dataset(jax.process_index()), epochs=epochs, verbose=0, **fit
+            )
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return history.history["loss"]
+
+
+def fit_late(axes, seconds):
+    """Process 1 comes to `fit` late, longer than a read may take."""
+    import time
+
+    import jax
+
+    from tests import datasets
+
+    if jax.process_index() == 1:
+        time.sleep(seconds)
+    return fit_on(axes, datasets.same, epochs=1, timeout=2.0)

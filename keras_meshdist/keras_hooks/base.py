@@ -13,6 +13,14 @@ class HookedDistribution(abc.ABC):
         """Puts one array of a global batch on the devices."""
 
     @abc.abstractmethod
+    def place_batch(self, batch):
+        """Puts a structure of arrays on the devices, agreed on by all."""
+
+    @abc.abstractmethod
+    def read(self, source, epoch_steps):
+        """Iterates over the batches of a dataset, put on the devices."""
+
+    @abc.abstractmethod
     def place_output(self, tensor, layout):
         """Applies a rule for a layer's output to a tensor."""
 

@@ -2,9 +2,6 @@
 
 import functools
 
-import keras
-from keras.src.backend.jax import trainer as jax_trainer
-
 from keras_meshdist.keras_hooks.base import ours
 
 
@@ -37,24 +34,29 @@ def distribute_data(keras_function):
         distribution = ours()
         if distribution is None:
             return keras_function(data, layouts)
-        return keras.tree.map_structure(distribution.place_leaf, data)
+        return distribution.place_batch(data)
 
     return hook
 
 
 def get_iterator(keras_method):
-    """Keras computes layouts from the first batch, and fails there on None.
+    """Keras places a batch when a step asks for it, and agrees on none.
 
+    It also computes layouts from the first batch, and fails there on None.
     Replaces `JAXEpochIterator._get_iterator` (Keras 3.7 to 3.16).
     """
 
     @functools.wraps(keras_method)
     def hook(self):
-        if ours() is None:
+        distribution = ours()
+        if distribution is None:
             return keras_method(self)
-        return map(
-            jax_trainer._distribute_data, self.data_adapter.get_jax_iterator()
-        )
+        # Keras takes whole executions.
+        steps = self.steps_per_epoch or self._num_batches
+        if steps:
+            steps = -(-steps // self.steps_per_execution)
+            steps *= self.steps_per_execution
+        return distribution.read(self.data_adapter.get_jax_iterator(), steps)
 
     return hook
 
