@@ -19,8 +19,8 @@ from keras_meshdist import coordination
 _BOARD = "batches"
 # Looks at the board are this far apart at first, and at most, in seconds.
 _SHORTEST, _LONGEST = 0.0003, 0.02
-# How many passes over a dataset, and steps of each, stay on the board. A
-# process is never more than one step or pass ahead of another that it needs.
+# How many passes over a dataset that have ended, and how many steps of each,
+# stay on the board: a process is never more than one ahead of another.
 _PASSES, _STEPS = 8, 2
 
 
@@ -67,8 +67,11 @@ class Board:
                 "taken": 0,
                 "resting": True,
             }
-            while len(self._passes) > _PASSES:
-                self._passes.popitem(last=False)
+            ended = [
+                n for n, s in self._passes.items() if s["closed"] is not None
+            ]
+            for number in ended[:-_PASSES]:
+                del self._passes[number]
             return self._opened
 
     def close(self, number: int, step: int) -> None:

@@ -143,3 +143,29 @@ def fit_late(axes, seconds):
     if jax.process_index() == 1:
         time.sleep(seconds)
     return fit_on(axes, datasets.same, epochs=1, timeout=2.0)
+
+
+def predict_often(axes):
+    """Trains for thirty steps, with a prediction after each."""
+    import keras
+
+    from tests import datasets
+
+    dist = _dist(axes)
+    with dist.scope():
+        keras.utils.set_random_seed(3)
+        model, other = (
+            keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+            for _ in range(2)
+        )
+        model.compile("sgd", "mse")
+        seen = []
+
+        class Predict(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                x, _ = next(datasets.batches(1, seed=batch))
+                seen.append(float(other.predict(x, verbose=0).sum()))
+
+        x = np.ones((240, 4), "float32")
+        model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[Predict()])
+        return seen

@@ -90,6 +90,13 @@ def test_a_call_that_one_process_makes_alone_waits_for_the_other():
     assert waited[0] == waited[1]
 
 
+def test_many_passes_within_a_pass():
+    """A callback that predicts after each batch opens one each time."""
+    first, second = shared_cluster(2, 4).call(processes.predict_often, MESH)
+    assert first == second
+    assert len(first) == 30
+
+
 def test_equal_answers_are_named_together():
     assert (
         agreement.grouped(["a", "b", "a"]) == "processes 0, 2: a; process 1: b"
