@@ -1,7 +1,7 @@
 """Convolutions, split so that XLA's partitioner gets them right.
 
-Seen with JAX 0.4.38, 0.10.2 and 0.12.0.1, with both partitioners, and not
-reported to warn anybody; each fault is a factor, the size of a mesh axis:
+Seen with JAX 0.4.38, 0.10.2 and 0.12.0.1, with both partitioners, without an
+error or a warning; each fault is a factor, the size of a mesh axis:
 
 - Where a spatial dimension is split, the result or a gradient is wrong as soon
   as the devices are divided over anything else, or the strides aren't 1. It

@@ -268,9 +268,8 @@ def check(step: int, answers: list[Said]) -> None:
                 "All processes must iterate over the same global dataset, in "
                 f"the same order. Received: batch {step} (counted from 0) "
                 f"with different {what}: {agreement.grouped(seen)}. Give "
-                "every process the same dataset and the same seeds; if each "
-                "process reads only its own part, say so with "
-                "`auto_shard_dataset=False`."
+                "every process the same whole dataset, none that is sharded "
+                "already, and the same seeds."
             )
 
 
