@@ -9,18 +9,21 @@ if "keras" not in sys.modules:
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
 from keras_meshdist import cluster, keras_hooks
-from keras_meshdist.distribution import ModelParallel
+from keras_meshdist.distribution import DataParallel, ModelParallel
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
+from keras_meshdist.predictions import local_predictions
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DataParallel",
     "LayoutMap",
     "ModelParallel",
     "TensorLayout",
     "cluster",
     "keras_hooks",
+    "local_predictions",
     "make_mesh",
 ]
 

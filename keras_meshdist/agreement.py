@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_meshdist import coordination
@@ -160,6 +160,16 @@ class Board:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
 
+    def ask(self, value: Any) -> list[Any]:
+        """Returns the values of all processes, outside of any step."""
+        number = self.open()
+        try:
+            self.await_batch(number)
+            return self.agree(number, 0, value, lambda: False)
+        finally:
+            self.await_batch(None)
+            self.close(number, 1)
+
     def _judge(
         self, process: int, state: dict | None, number: int, step: int
     ) -> None:
@@ -273,17 +283,20 @@ class Board:
         self.post()
 
 
-def grouped(answers: list[Any]) -> str:
+def grouped(answers: list[Any], processes: Sequence[int] | None = None) -> str:
     """Names what the processes say, equal answers together.
 
     Args:
-        answers: list with a text for each process, by process number.
+        answers: list with a text for each process.
+        processes: sequence of int, whose answers these are. Defaults to all
+            processes by their numbers.
 
     Returns:
         string, such as `"processes 0, 2: 16 rows; process 1: 13 rows"`.
     """
     groups: dict[Any, list[int]] = {}
-    for process, answer in enumerate(answers):
+    who = range(len(answers)) if processes is None else processes
+    for process, answer in zip(who, answers, strict=True):
         groups.setdefault(answer, []).append(process)
     return "; ".join(
         f"process{'es' if len(who) > 1 else ''} "

@@ -5,10 +5,13 @@ import difflib
 import keras
 
 from keras_meshdist.layout import axes_of
+from keras_meshdist.mesh import make_mesh
+
+_OF_ALL = ["batch_dim_name", "auto_shard_dataset", "data_timeout"]
 
 
 def check_arguments(args, layout_map, kwargs):
-    """Raises a ValueError for arguments that no distribution takes."""
+    """Raises a ValueError for arguments that `ModelParallel` doesn't take."""
     if args:
         raise ValueError(
             "`ModelParallel` takes keyword arguments only; the mesh comes "
@@ -28,34 +31,54 @@ def check_arguments(args, layout_map, kwargs):
             f"device_mesh={device_mesh}, layout_map with "
             f"{layout_map.device_mesh}. Leave `device_mesh` out."
         )
-    valid = [
-        "layout_map",
-        "batch_dim_name",
-        "auto_shard_dataset",
-        "data_timeout",
-    ]
+    _check_names("ModelParallel", ["layout_map", *_OF_ALL], kwargs)
+
+
+def mesh_of(device_mesh, devices, kwargs):
+    """Returns the mesh of a `DataParallel`, by what it was given."""
+    _check_names("DataParallel", ["device_mesh", "devices", *_OF_ALL], kwargs)
+    if device_mesh is not None and devices is not None:
+        raise ValueError(
+            "`DataParallel` takes a mesh or a list of devices. Received: "
+            f"device_mesh={device_mesh} and devices={devices}. Leave one out."
+        )
+    if device_mesh is None:
+        return make_mesh({"batch": -1}, devices)
+    if not isinstance(device_mesh, keras.distribution.DeviceMesh):
+        raise ValueError(
+            "`device_mesh` must be a `keras.distribution.DeviceMesh`. "
+            f"Received: device_mesh={device_mesh!r}. `kmd.make_mesh` makes one."
+        )
+    return device_mesh
+
+
+def _check_names(what, valid, kwargs):
     for name in kwargs:
         near = difflib.get_close_matches(name, valid, 1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
         raise ValueError(
-            f"`ModelParallel` has no argument `{name}`.{hint} "
-            f"Received: {name}={kwargs[name]!r}. Valid arguments: {valid}."
+            f"`{what}` has no argument `{name}`.{hint} Received: "
+            f"{name}={kwargs[name]!r}. Valid arguments: {valid}."
         )
 
 
-def batch_axes(batch_dim_name, layout_map):
-    """Returns the tuple of the mesh axes over which rows are split."""
+def default_batch_axes(layout_map):
+    """Returns the batch axis of a `ModelParallel` that was given none."""
     mesh = layout_map.device_mesh
     names = tuple(mesh.axis_names)
-    if batch_dim_name is None:
-        if "batch" not in names and not len(layout_map):
-            raise ValueError(
-                "With no layout rule and no axis named 'batch' in the mesh, "
-                "nothing says what to split. Received: batch_dim_name=None, "
-                f"an empty layout map, {mesh}. Give `batch_dim_name`, one of "
-                f"{list(names)}."
-            )
-        batch_dim_name = "batch" if "batch" in names else names[0]
+    if "batch" not in names and not len(layout_map):
+        raise ValueError(
+            "With no layout rule and no axis named 'batch' in the mesh, "
+            "nothing says what to split. Received: batch_dim_name=None, "
+            f"an empty layout map, {mesh}. Give `batch_dim_name`, one of "
+            f"{list(names)}."
+        )
+    return "batch" if "batch" in names else names[0]
+
+
+def batch_axes(batch_dim_name, mesh):
+    """Returns the tuple of the mesh axes over which rows are split."""
+    names = tuple(mesh.axis_names)
     is_sequence = isinstance(batch_dim_name, str | list | tuple)
     axes = axes_of(batch_dim_name) if is_sequence else ()
     if (

@@ -135,6 +135,90 @@ class Feeds:
         rows = (starts + np.arange(size)).ravel()
         return rows[rows < logical_rows]
 
+    def own_runs(self, rows):
+        """Lays the rows of each process' own feed into its batch shards.
+
+        A feed fills its shards one after the other, as `rows_of` deals the
+        rows of a global batch; what is left of a shard is padding.
+
+        Example:
+
+        ```python
+        # Two processes with two batch shards each.
+        feeds = Feeds(holders=((0,), (0,), (1,), (1,)))
+        feeds.own_runs([4, 3])  # (2, ((0, 7),)): the last row is padding
+        feeds.own_runs([3, 4])  # (2, ((0, 3), (4, 8))): the fourth is
+        ```
+
+        Args:
+            rows: sequence of int >= 0, the rows that each process has, by its
+                id; processes that share a feed have equally many.
+
+        Returns:
+            Tuple `(size, runs)`: the physical rows of one batch shard, and
+            pairs `(start, stop)` of the logical rows in the physical batch.
+        """
+        size = max(
+            -(-rows[process] // len(shards))
+            for process, shards in self._shards.items()
+        )
+        runs = []
+        for shard, (process, *_) in enumerate(self.holders):
+            before = self._shards[process].index(shard) * size
+            count = min(max(rows[process] - before, 0), size)
+            start, stop = shard * size, shard * size + count
+            if runs and runs[-1][1] == start:
+                start = runs.pop()[0]
+            if stop > start:
+                runs.append((start, stop))
+        return size, tuple(runs)
+
+    def rows_in(self, process_id, size, runs):
+        """Returns which logical rows of a batch stand in a process' shards.
+
+        Args:
+            process_id: int.
+            size: int, physical rows of a batch shard.
+            runs: tuple of pairs of int, where in the physical batch the
+                logical rows stand; see `own_runs`.
+
+        Returns:
+            Sorted int array.
+        """
+        shard_of = np.concatenate(
+            [np.arange(start, stop) // size for start, stop in runs]
+            or [np.arange(0)]
+        )
+        return np.flatnonzero(np.isin(shard_of, self.shards_of(process_id)))
+
+    @functools.cached_property
+    def own(self):
+        """The processes of each feed, where each yields its own.
+
+        Returns:
+            Tuple of sorted tuples of process ids: those with equal feeds.
+
+        Raises:
+            ValueError: when feeds overlap in part.
+        """
+        feeds = {}
+        for process, shards in self._shards.items():
+            feeds.setdefault(shards, []).append(process)
+        if sum(map(len, feeds)) != self.num_shards:
+            raise ValueError(
+                "Processes can yield their own rows only where any two need "
+                "the same rows or none in common. Received: "
+                f"auto_shard_dataset=False, and {self._listing()}. Give every "
+                "process the same global dataset, or choose another mesh."
+            )
+        return tuple(map(tuple, feeds.values()))
+
+    def _listing(self):
+        shards = "; ".join(
+            f"process {p}: {list(s)}" for p, s in self._shards.items()
+        )
+        return f"a mesh with these batch shards on each process: {shards}"
+
     @functools.cached_property
     def data_shards(self):
         """The different feeds as shards of a dataset.
@@ -152,14 +236,10 @@ class Feeds:
         feeds = sorted(set(self._shards.values()))
         sizes = {len(feed) for feed in feeds}
         if len(sizes) > 1 or sum(map(len, feeds)) != self.num_shards:
-            listing = "; ".join(
-                f"process {p}: {list(s)}" for p, s in self._shards.items()
-            )
             raise ValueError(
                 "`num_data_shards` and `data_shard_id` exist only where any "
                 "two processes need the same rows or none in common, and all "
-                "need equally many. Received a mesh with these batch shards "
-                f"on each process: {listing}. Read the rows that "
-                "`feed_rows(global_batch_size)` names instead."
+                f"need equally many. Received {self._listing()}. Read the "
+                "rows that `feed_rows(global_batch_size)` names instead."
             )
         return {p: feeds.index(s) for p, s in self._shards.items()}

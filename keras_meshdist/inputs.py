@@ -5,7 +5,7 @@ A batch is read, agreed on, and put on devices while the step before it runs.
 
 import contextlib
 import dataclasses
-import hashlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,25 +13,13 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 
 from keras_meshdist import agreement
+from keras_meshdist.datasets import GlobalDataset, OwnFeeds, Said
 
 # A thread costs a tenth of a millisecond, and the interpreter's lock more;
 # steps run beside a quicker read anyhow, for JAX is asynchronous.
 _WORTH_A_THREAD = 0.0005
-# Contents are compared at the first batch of a pass, and at every so many.
-_CONTENTS_EVERY = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """What a process says of a batch; `rows` is `None` at a dataset's end."""
-
-    rows: int | None
-    structure: str = ""
-    digest: str | None = None
-    epoch_steps: int | None = None
 
 
 class Reader:
@@ -44,7 +32,8 @@ class Reader:
 
     Args:
         source: iterator of batches, nested structures of arrays.
-        place: function that puts a batch on the devices.
+        kind: `GlobalDataset` or `OwnFeeds`, which says what is compared, and
+            puts batches on the devices.
         board: `agreement.Board`, or `None` on one process.
         epoch_steps: int, how many batches an epoch takes; none is read ahead
             behind it, since a generator would lose it. `None` if not known.
@@ -54,14 +43,13 @@ class Reader:
     def __init__(
         self,
         source: Iterator,
-        place: Callable[[Any], Any],
+        kind: GlobalDataset | OwnFeeds,
         board: agreement.Board | None = None,
         epoch_steps: int | None = None,
         scope: Callable[[], Any] = contextlib.nullcontext,
     ):
         self._epoch_steps = epoch_steps
-        self._read = _Pass(iter(source), place, board, epoch_steps)
-        self._place = place
+        self._read = _Pass(iter(source), kind, board, epoch_steps)
         self._scope = scope
         self._ahead: _Ahead | None = None
         self._taken = 0
@@ -76,11 +64,9 @@ class Reader:
         ahead, self._ahead = self._ahead, None
         try:
             with self._read.awaited(self._taken):
-                batch, placed = (
-                    ahead.result() if ahead else self._read(self._taken)
-                )
-            if not placed:
-                batch = self._place(batch)
+                batch = ahead.result() if ahead else self._read(self._taken)
+            if isinstance(batch, _Unplaced):
+                batch = batch.place()
         except BaseException:
             self._ended = True
             self.close()
@@ -101,6 +87,13 @@ class Reader:
 
     def __del__(self):
         self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unplaced:
+    """A batch that the main thread has to put on the devices."""
+
+    place: Callable[[], Any]
 
 
 class _Ahead(threading.Thread):
@@ -129,26 +122,26 @@ class _Ahead(threading.Thread):
 class _Pass:
     """Reads one batch after the other, of one pass over a dataset."""
 
-    def __init__(self, source, place, board, epoch_steps):
+    def __init__(self, source, kind, board, epoch_steps):
         self._source = source
-        self._place = place
+        self._kind = kind
         self._board = board
         self._epoch_steps = epoch_steps
         self._number: int | None = None
         self._closed = False
+        self._ended: StopIteration | None = None
         self.took = 0.0
 
-    def __call__(self, step: int) -> tuple[Any, bool]:
-        """Returns a batch, and whether it is placed already."""
+    def __call__(self, step: int) -> Any:
+        """Returns a batch on the devices, or an `_Unplaced` one."""
         began = time.perf_counter()
-        batch, ended = self._next(step)
-        self._agree(step, batch, ended)
+        batch, said = self._next(step)
+        answers = self._agree(step, said)
         self.took = time.perf_counter() - began
-        if ended is not None:
-            raise ended
-        if self._needs_program(batch):
-            return batch, False
-        return self._place(batch), True
+        if self._ended and all(said.rows is None for said in answers or ()):
+            raise self._ended
+        place = functools.partial(self._kind.place, batch, answers)
+        return _Unplaced(place) if self._needs_program(batch) else place()
 
     @contextlib.contextmanager
     def awaited(self, step: int) -> Iterator[None]:
@@ -183,99 +176,40 @@ class _Pass:
             for leaf in keras.tree.flatten(batch)
         )
 
-    def _next(self, step: int) -> tuple[Any, StopIteration | None]:
+    def _next(self, step: int) -> tuple[Any, Said | None]:
+        """Returns a batch, and what to say of it; `None` at the end."""
         if self._board is None:
-            return next(self._source), None
+            return self._from_source(), None
         self._board.reading(True)
         try:
-            return next(self._source), None
-        except StopIteration as end:
-            return None, end
+            batch = None if self._ended else self._from_source()
+            if self._ended:
+                return None, Said(None, epoch_steps=self._epoch_steps)
+            return batch, self._kind.describe(batch, step, self._epoch_steps)
         except BaseException as error:
             self._board.fail(self._number, step, error)
             raise
         finally:
             self._board.reading(False)
 
-    def _agree(self, step, batch, ended) -> None:
+    def _from_source(self) -> Any:
+        try:
+            return next(self._source)
+        except StopIteration as end:
+            self._ended = end
+            return None
+
+    def _agree(self, step: int, said: Said | None) -> list[Said] | None:
         if self._board is None:
-            return
-        if ended:
-            said = Said(None, epoch_steps=self._epoch_steps)
-        else:
-            said = describe(batch, step, self._epoch_steps)
+            return None
         answers = self._board.agree(
             self._number, step, said, lambda: self._closed
         )
-        check(step, answers)
+        self._kind.check(step, answers)
+        return answers
 
     def close(self, step: int) -> None:
         if not self._closed:
             self._closed = True
             if self._number is not None:
                 self._board.close(self._number, step)
-
-
-def describe(batch: Any, step: int, epoch_steps: int | None = None) -> Said:
-    """Returns what there is to say of a batch.
-
-    Args:
-        batch: nested structure of arrays.
-        step: int, which batch it is; the first one's contents are said too.
-        epoch_steps: int, how many batches an epoch takes, if it is known.
-
-    Returns:
-        A `Said`.
-    """
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    rows = next((len(leaf) for leaf in leaves if np.ndim(leaf)), 1)
-    structure = str(keras.tree.map_structure(_described, batch))
-    digest = None
-    if step % _CONTENTS_EVERY == 0:
-        hashed = hashlib.blake2b(digest_size=8)
-        for leaf in leaves:
-            if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-                hashed.update(np.ascontiguousarray(leaf).tobytes())
-        digest = hashed.hexdigest()
-    return Said(rows, structure, digest, epoch_steps)
-
-
-def check(step: int, answers: list[Said]) -> None:
-    """Compares what all processes say of a batch of a global dataset.
-
-    Args:
-        step: int, which batch it is, counted from 0.
-        answers: list of `Said`, by process number.
-
-    Raises:
-        agreement.DisagreementError: if they differ.
-    """
-    counted = [
-        "no batch, its dataset has ended"
-        if said.rows is None
-        else f"{said.rows} rows"
-        for said in answers
-    ]
-    lengths = [f"{said.epoch_steps} batches" for said in answers]
-    for what, seen in (
-        ("number of batches in an epoch", lengths),
-        ("number of rows", counted),
-        ("structure, dtypes or shapes", [said.structure for said in answers]),
-        ("contents", [f"contents {said.digest}" for said in answers]),
-    ):
-        if len(set(seen)) > 1:
-            raise agreement.DisagreementError(
-                "All processes must iterate over the same global dataset, in "
-                f"the same order. Received: batch {step} (counted from 0) "
-                f"with different {what}: {agreement.grouped(seen)}. Give "
-                "every process the same whole dataset, none that is sharded "
-                "already, and the same seeds."
-            )
-
-
-def _described(leaf: Any) -> str | None:
-    if leaf is None:
-        return None
-    shape = np.shape(leaf)
-    dtype = getattr(leaf, "dtype", type(leaf).__name__)
-    return f"{dtype}[{', '.join(map(str, ('rows', *shape[1:])[: len(shape)]))}]"

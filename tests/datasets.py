@@ -85,3 +85,31 @@ def shorter_list(process):
             return list(batches())[i]
 
     return Batches()
+
+
+# By pairs of four processes, which share a feed; every second one is odd.
+
+
+def odd_more_rows(process):
+    return more_rows(process % 2)
+
+
+def odd_longer(process):
+    return longer(process % 2)
+
+
+def odd_other_contents(process):
+    return other_contents(process % 2)
+
+
+def odd_other_dtype(process):
+    return other_dtype(process % 2)
+
+
+def half_other_dtype(process):
+    return other_dtype(process // 2)
+
+
+def uneven(process):
+    for x, y in batches():
+        yield x, y[1:]

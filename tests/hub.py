@@ -100,6 +100,6 @@ def _train(case):
 
 
 def _whole(value):
-    from keras_meshdist.batches import fetch
+    from keras_meshdist.predictions import fetch
 
     return fetch(value)

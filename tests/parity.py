@@ -84,13 +84,17 @@ def _train(case):
     numbers["test_on_batch"] = np.array(model.test_on_batch(*batch))
     numbers["predict"] = model.predict(x, batch_size=case.batch_size, verbose=0)
     variables = [*model.variables, *model.optimizer.variables]
+    return {"numbers": numbers, **on_devices(variables)}
+
+
+def on_devices(variables):
+    """What each device of this process holds of variables."""
     shards = [
         [(_bounds(s.index, v.shape), np.array(s.data)) for s in v_shards]
         for v in variables
         for v_shards in [v.value.addressable_shards]
     ]
-    shapes = [tuple(v.shape) for v in variables]
-    return {"numbers": numbers, "shards": shards, "shapes": shapes}
+    return {"shards": shards, "shapes": [tuple(v.shape) for v in variables]}
 
 
 def _bounds(index, shape):
@@ -200,8 +204,11 @@ def oracle(data):
 
 def check(case, results):
     """Compares what all processes of a mesh saw with one device."""
-    expected = oracle(case.data)
-    tolerance = TOLERANCES[case.model]
+    compare(oracle(case.data), results, TOLERANCES[case.model])
+
+
+def compare(expected, results, tolerance):
+    """Compares what all processes saw with what was expected."""
     for process, result in enumerate(results):
         assert result["numbers"].keys() == expected["numbers"].keys()
         for name, value in expected["numbers"].items():

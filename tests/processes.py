@@ -105,7 +105,15 @@ def predictions(rows, steps_per_execution):
         return expected, run()
 
 
-def fit_on(axes, dataset, epochs=2, timeout=8.0, batch="b", **fit):
+def fit_on(
+    axes,
+    dataset,
+    epochs=2,
+    timeout=8.0,
+    batch="b",
+    auto_shard_dataset=True,
+    **fit,
+):
     """Trains on a dataset that a function makes of the process' number."""
     import jax
     import keras
@@ -119,6 +127,7 @@ def fit_on(axes, dataset, epochs=2, timeout=8.0, batch="b", **fit):
         layout_map=kmd.LayoutMap(kmd.make_mesh(axes)),
         batch_dim_name=batch,
         data_timeout=timeout,
+        auto_shard_dataset=auto_shard_dataset,
     )
     with dist.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -169,3 +178,89 @@ def predict_often(axes):
         x = np.ones((240, 4), "float32")
         model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[Predict()])
         return seen
+
+
+def count_rows(auto_shard_dataset, rows=37):
+    """How often a metric sees each row, on all processes."""
+    import keras
+
+    import keras_meshdist as kmd
+
+    class Seen(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="seen")
+            self.counts = self.add_weight(shape=(rows,), initializer="zeros")
+
+        def update_state(self, y, outputs, sample_weight=None):
+            ids = keras.ops.cast(y[:, 0], "int32")
+            one_hot = keras.ops.one_hot(ids, rows)
+            self.counts.assign_add(keras.ops.sum(one_hot, 0))
+
+        def result(self):
+            return keras.ops.sum(self.counts)
+
+        def reset_state(self):  # the counts of the last epoch stay
+            pass
+
+    dist = kmd.DataParallel(
+        kmd.make_mesh({"m": 2, "b": -1}),
+        batch_dim_name=("b", "m"),
+        auto_shard_dataset=auto_shard_dataset,
+    )
+    ids = np.arange(rows, dtype="float32")[:, None]
+    if not auto_shard_dataset:
+        ids = np.array_split(ids, dist.num_data_shards)[dist.data_shard_id]
+    with dist.scope():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        seen = Seen()
+        model.compile("sgd", "mse", metrics=[seen])
+        model.fit(ids / rows, ids, batch_size=8, verbose=0)
+        return np.asarray(seen.counts).tolist()
+
+
+def overlapping_feeds():
+    import keras_meshdist as kmd
+
+    kmd.DataParallel(
+        kmd.make_mesh({"m": 2, "b": 3}),
+        batch_dim_name="b",
+        auto_shard_dataset=False,
+    )
+
+
+def sharded_pipeline():
+    """Reads but one of two shards with tf.data."""
+    import keras
+    import tensorflow as tf
+
+    import keras_meshdist as kmd
+
+    dist = kmd.DataParallel(
+        kmd.make_mesh({"b": 2, "m": -1}),
+        batch_dim_name="b",
+        auto_shard_dataset=False,
+    )
+    read = []
+
+    def note(n):
+        read.append(int(n))
+        return np.float32(n)
+
+    dataset = (
+        tf.data.Dataset.range(32)
+        .shard(dist.num_data_shards, dist.data_shard_id)
+        .map(
+            lambda n: tf.ensure_shape(
+                tf.numpy_function(note, [n], "float32"), []
+            )
+        )
+        .map(lambda x: (x[None] / 32, x[None]))
+        .batch(4)
+    )
+    with dist.scope():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        losses = model.fit(dataset, verbose=0).history["loss"]
+    return losses, sorted(set(read)), dist.data_shard_id

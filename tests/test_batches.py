@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_meshdist.batches import PaddedBatch, place
+from keras_meshdist.batches import place
+from keras_meshdist.padded import PaddedBatch
 
 
 def sharding(shape=(4, 2), spec=("a",)):

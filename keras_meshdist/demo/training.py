@@ -10,8 +10,8 @@ import numpy as np
 
 import keras_meshdist
 from keras_meshdist import keras_hooks
-from keras_meshdist.batches import fetch
 from keras_meshdist.demo.cases import Case
+from keras_meshdist.predictions import fetch
 
 # Who trains: this package with NumPy arrays, or Keras alone with NumPy arrays
 # or a `tf.data.Dataset` of them.

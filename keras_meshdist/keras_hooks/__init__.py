@@ -5,6 +5,7 @@ ours. All hooks are checked before the first is installed: on a Keras that
 doesn't fit, importing this package raises, and nothing is patched.
 """
 
+import functools
 import inspect
 
 import jax
@@ -38,14 +39,20 @@ from keras.src.backend.jax import nn as jax_nn  # noqa: E402
 from keras.src.backend.jax import trainer as jax_trainer  # noqa: E402
 from keras.src.distribution import distribution_lib  # noqa: E402
 from keras.src.optimizers import base_optimizer  # noqa: E402
+from keras.src.trainers import data_adapters, epoch_iterator  # noqa: E402
 
-from keras_meshdist.keras_hooks import tensors, training  # noqa: E402
+from keras_meshdist.keras_hooks import (  # noqa: E402
+    lowering,
+    tensors,
+    training,
+)
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
     agree_on_seed,
     layout_given,
     num_processes,
 )
 from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
+from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 
 __all__ = [
     "HookedDistribution",
@@ -53,6 +60,7 @@ __all__ = [
     "install",
     "installed",
     "layout_given",
+    "making_adapter",
     "num_processes",
     "remove",
 ]
@@ -78,10 +86,34 @@ _HOOKS = (
         ("self",),
     ),
     (
+        data_adapters,
+        "get_data_adapter",
+        training.make_adapter,
+        ("x", "y"),
+    ),
+    (
+        epoch_iterator.EpochIterator,
+        "__init__",
+        training.count_batches,
+        ("self", "x"),
+    ),
+    (
+        epoch_iterator.EpochIterator,
+        "reset",
+        training.count_batches,
+        ("self",),
+    ),
+    (
         jax_trainer.JAXTrainer,
         "_make_function",
         training.make_function,
         ("self", "step_function", "concatenate_outputs"),
+    ),
+    (
+        jax_trainer.JAXTrainer,
+        "predict_on_batch",
+        training.predict_on_batch,
+        ("self", "x"),
     ),
     (
         distribution_lib,
@@ -106,7 +138,8 @@ _HOOKS = (
     (jax_nn, "conv_transpose", tensors.convolution, ("inputs", "kernel")),
 )
 
-_originals = {}
+# How to take away what is installed, by its dotted path.
+_undo = {}
 # Before JAX 0.5 random numbers depend on how an array is split, unless this
 # is set; from 0.5 on it is JAX's default.
 _THREEFRY = "jax_threefry_partitionable"
@@ -118,7 +151,7 @@ def install():
     Raises:
         ImportError: if a part of Keras that a hook replaces has changed.
     """
-    if _originals:
+    if _undo:
         return
     for place, name, _, parameters in _HOOKS:
         found = getattr(place, name, None)
@@ -131,32 +164,35 @@ def install():
                 "Nothing was changed. Install an older Keras or a newer "
                 "keras_meshdist."
             )
+    primitives = lowering.primitives()
     for place, name, wrapper, _ in _HOOKS:
         original = getattr(place, name)
-        _originals[_path(place, name)] = (place, name, original)
+        _undo[_path(place, name)] = functools.partial(
+            setattr, place, name, original
+        )
         setattr(place, name, wrapper(original))
+    for name, primitive in primitives.items():
+        _undo[f"jax._src.lax.slicing.{name}_p"] = functools.partial(
+            lowering.unhook, primitive, lowering.hook(primitive)
+        )
     if Version(jax.__version__) < Version("0.5"):
-        _originals[_THREEFRY] = (
-            None,
-            _THREEFRY,
-            getattr(jax.config, _THREEFRY),
+        before = getattr(jax.config, _THREEFRY)
+        _undo[_THREEFRY] = functools.partial(
+            jax.config.update, _THREEFRY, before
         )
         jax.config.update(_THREEFRY, True)
 
 
 def remove():
     """Puts everything back as Keras and JAX had it."""
-    while _originals:
-        _, (place, name, original) = _originals.popitem()
-        if place is None:
-            jax.config.update(name, original)
-        else:
-            setattr(place, name, original)
+    while _undo:
+        _, undo = _undo.popitem()
+        undo()
 
 
 def installed():
     """Returns the list of what is replaced at the moment, as dotted paths."""
-    return sorted(_originals)
+    return sorted(_undo)
 
 
 def _path(place, name):

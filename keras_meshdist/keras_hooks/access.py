@@ -7,9 +7,11 @@ import jax
 import keras
 import numpy as np
 from keras.src.backend.jax import distribution_lib as jax_distribution
+from keras.src.trainers.data_adapters import array_slicing
 from keras.src.utils import rng_utils
 
 from keras_meshdist import coordination
+from keras_meshdist.arrays import ArrayRows
 
 # Seconds for the slowest process to import its libraries and data.
 _PATIENCE = 600.0
@@ -25,6 +27,40 @@ def layout_given(variable):
 def num_processes():
     """Returns the number of processes, as Keras counts them."""
     return jax_distribution.num_processes()
+
+
+def rows_of_arrays(adapter):
+    """Returns Keras' iterator over arrays, with rows that are read later.
+
+    Args:
+        adapter: `ArrayDataAdapter`.
+
+    Returns:
+        Iterator of batches of `ArrayRows`; sparse arrays as Keras gives them.
+    """
+
+    def rows(sliceable, indices):
+        if sliceable is None:
+            return None
+
+        def read(numbers):
+            return sliceable.convert_to_jax_compatible(sliceable[numbers])
+
+        return (
+            ArrayRows(read, indices) if _is_dense(sliceable) else read(indices)
+        )
+
+    arrays = array_slicing.convert_to_sliceable(
+        adapter._inputs, target_backend="jax"
+    )
+    return adapter._get_iterator(rows, arrays)
+
+
+def _is_dense(sliceable):
+    return isinstance(
+        sliceable,
+        (array_slicing.NumpySliceable, array_slicing.PandasSliceable),
+    )
 
 
 def agree_on_seed():

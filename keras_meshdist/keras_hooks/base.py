@@ -20,6 +20,15 @@ class HookedDistribution(abc.ABC):
     def read(self, source, epoch_steps):
         """Iterates over the batches of a dataset, put on the devices."""
 
+    @property
+    @abc.abstractmethod
+    def reads_rows(self):
+        """Whether a process needs but a part of the rows of an array."""
+
+    @abc.abstractmethod
+    def epoch_length(self, batches):
+        """Returns how many batches an epoch takes, given this process'."""
+
     @abc.abstractmethod
     def place_output(self, tensor, layout):
         """Applies a rule for a layer's output to a tensor."""
@@ -29,7 +38,7 @@ class HookedDistribution(abc.ABC):
         """Calls Keras' function for a convolution; `settings` are the rest."""
 
     @abc.abstractmethod
-    def fetch(self, outputs, wait):
+    def fetch(self, outputs, batch, wait):
         """Brings predictions to this process, if they aren't or if `wait`."""
 
     @abc.abstractmethod

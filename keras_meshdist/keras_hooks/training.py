@@ -1,8 +1,14 @@
 """Hooks on how Keras feeds a step, and what it does with predictions."""
 
+import contextvars
 import functools
 
+from keras.src.trainers import data_adapters
+
+from keras_meshdist.keras_hooks.access import rows_of_arrays
 from keras_meshdist.keras_hooks.base import ours
+
+_making_adapter = contextvars.ContextVar("making_adapter", default=False)
 
 
 def distribute_data_input(keras_function):
@@ -56,7 +62,70 @@ def get_iterator(keras_method):
         if steps:
             steps = -(-steps // self.steps_per_execution)
             steps *= self.steps_per_execution
-        return distribution.read(self.data_adapter.get_jax_iterator(), steps)
+        adapter = self.data_adapter
+        if distribution.reads_rows and isinstance(
+            adapter, data_adapters.ArrayDataAdapter
+        ):
+            return distribution.read(rows_of_arrays(adapter), steps)
+        return distribution.read(adapter.get_jax_iterator(), steps)
+
+    return hook
+
+
+def make_adapter(keras_function):
+    """Keras 3.16 deals whole batches to processes; 3.15 refuses most kinds.
+
+    Wraps `get_data_adapter` (Keras 3.7 to 3.16), where it asks a distribution
+    whether to shard datasets.
+    """
+
+    @functools.wraps(keras_function)
+    def hook(*args, **kwargs):
+        if ours() is None:
+            return keras_function(*args, **kwargs)
+        token = _making_adapter.set(True)
+        try:
+            return keras_function(*args, **kwargs)
+        finally:
+            _making_adapter.reset(token)
+
+    return hook
+
+
+def making_adapter():
+    """Whether Keras is making a data adapter."""
+    return _making_adapter.get()
+
+
+def count_batches(keras_method):
+    """Feeds of several processes may differ in length; the longest counts.
+
+    Wraps `EpochIterator.__init__` and `EpochIterator.reset`, where Keras asks
+    a dataset for its length (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, *args, **kwargs):
+        keras_method(self, *args, **kwargs)
+        distribution = ours()
+        if distribution is not None:
+            self._num_batches = distribution.epoch_length(self._num_batches)
+
+    return hook
+
+
+def predict_on_batch(keras_method):
+    """Keras gives every device, of each process its own, the whole batch.
+
+    Wraps `JAXTrainer.predict_on_batch` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, x):
+        distribution = ours()
+        if distribution is None:
+            return keras_method(self, x)
+        return keras_method(self, distribution.place_batch(x))
 
     return hook
 
@@ -84,7 +153,7 @@ def _fetching(step_function, model):
         distribution = ours()
         if distribution is not None:
             several = model.steps_per_execution > 1
-            outputs = distribution.fetch(outputs, wait=several)
+            outputs = distribution.fetch(outputs, data, wait=several)
         return outputs, state
 
     return step
