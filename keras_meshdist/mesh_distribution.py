@@ -170,6 +170,27 @@ class MeshDistribution(keras_hooks.HookedDistribution):
         return self._board is not None and self.auto_shard_dataset
 
     def place_batch(self, batch):
+        """Puts a batch on the devices, for a loop of your own.
+
+        `fit` and its like do so themselves. All processes must call this.
+
+        Example:
+
+        ```python
+        for batch in batches:  # each the same, or its own feed, on each
+            loss, state = jitted_step(state, dist.place_batch(batch))
+        ```
+
+        Args:
+            batch: nested structure of arrays of shape `(rows, ...)`.
+
+        Returns:
+            The same structure of `jax.Array`, or of padded batches, which the
+            jitted function sees as their logical rows.
+
+        Raises:
+            DisagreementError: if processes have different batches.
+        """
         return next(self.read(iter([batch]), 1))
 
     def place_leaf(self, leaf, layout=None):

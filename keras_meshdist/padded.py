@@ -5,6 +5,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from packaging.version import Version
+
+_SPLITS_UNEVENLY = Version(jax.__version__) >= Version("0.6.2")
 
 
 class PaddedBatch(np.lib.mixins.NDArrayOperatorsMixin):
@@ -35,7 +38,7 @@ class PaddedBatch(np.lib.mixins.NDArrayOperatorsMixin):
         self.physical = physical
         self.runs = runs
         # What a traced function's code depends on.
-        self._static = (physical.shape, runs)
+        self._static = (physical.shape, runs, _where_cut(physical))
 
     @property
     def rows(self):
@@ -104,7 +107,7 @@ def _flatten(batch):
 
 
 def _unflatten(static, children):
-    physical_shape, runs = static
+    physical_shape, runs, where = static
     (child,) = children
     if isinstance(child, jax.core.Tracer):
         if child.shape != physical_shape:
@@ -117,7 +120,7 @@ def _unflatten(static, children):
                 f"rows, padded to shape {physical_shape}. Wrap the call in "
                 "`jax.jit`, for instance `jax.jit(jax.vmap(f))(batch)`."
             )
-        return _cut(child, runs)
+        return _cut(child, runs, where)
     if isinstance(child, jax.Array):
         return PaddedBatch(child, runs)
     # JAX also unflattens with placeholders that are no arrays.
@@ -126,7 +129,24 @@ def _unflatten(static, children):
     return batch
 
 
-def _cut(physical, runs):
+def _where_cut(physical):
+    """The sharding in which padding is cut off, or `None` for any.
+
+    Older versions of XLA get too much wrong on rows that don't divide: they
+    concatenate them wrongly (JAX 0.4), or end with an error. There all rows
+    of a padded batch go to every device.
+    """
+    sharding = getattr(physical, "sharding", None)
+    if _SPLITS_UNEVENLY or not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    return jax.sharding.NamedSharding(
+        sharding.mesh, jax.sharding.PartitionSpec()
+    )
+
+
+def _cut(physical, runs, where):
+    if where is not None:
+        physical = jax.lax.with_sharding_constraint(physical, where)
     pieces = [
         jax.lax.slice_in_dim(physical, start, stop) for start, stop in runs
     ]

@@ -273,16 +273,6 @@ def test_a_mesh_over_some_of_the_devices():
     assert devices == set(jax.devices()[2:5])
 
 
-def test_own_feeds_are_refused_on_several_processes(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(kmd.keras_hooks, "agree_on_seed", lambda: None)
-    with pytest.raises(ValueError, match=r"auto_shard_dataset=False\. Valid"):
-        bad(auto_shard_dataset=False)
-    dist = bad()
-    with pytest.raises(ValueError, match=r"auto_shard_dataset=False\. Valid"):
-        dist.auto_shard_dataset = False
-
-
 def test_a_process_without_a_device(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)

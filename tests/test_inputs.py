@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_meshdist as kmd
+from keras_meshdist.datasets import GlobalDataset
 from keras_meshdist.inputs import Reader
 
 
@@ -34,7 +35,7 @@ def until(condition):
 
 
 def test_batches_come_in_order_and_end():
-    reader = Reader(slowly(range(1, 30)), lambda n: n * 10)
+    reader = Reader(slowly(range(1, 30)), GlobalDataset(lambda n: n * 10))
     assert list(reader) == [n * 10 for n in range(1, 30)]
     assert list(reader) == []
     assert not threads()
@@ -42,7 +43,7 @@ def test_batches_come_in_order_and_end():
 
 def test_the_next_batch_is_read_while_this_one_is_used():
     taken = []
-    reader = Reader(slowly(range(9), taken), lambda n: n)
+    reader = Reader(slowly(range(9), taken), GlobalDataset(lambda n: n))
     assert next(reader) == 0
     assert next(reader) == 1
     assert until(lambda: len(taken) == 3)
@@ -52,7 +53,7 @@ def test_the_next_batch_is_read_while_this_one_is_used():
 
 def test_one_batch_is_read_to_build_a_model():
     taken = []
-    reader = Reader(slowly(range(9), taken), lambda n: n)
+    reader = Reader(slowly(range(9), taken), GlobalDataset(lambda n: n))
     next(reader)
     time.sleep(0.05)
     assert taken == [0]
@@ -60,7 +61,9 @@ def test_one_batch_is_read_to_build_a_model():
 
 def test_nothing_is_read_behind_an_epoch():
     taken = []
-    reader = Reader(slowly(range(9), taken), lambda n: n, epoch_steps=3)
+    reader = Reader(
+        slowly(range(9), taken), GlobalDataset(lambda n: n), epoch_steps=3
+    )
     assert [next(reader) for _ in range(3)] == [0, 1, 2]
     time.sleep(0.05)
     assert taken == [0, 1, 2]
@@ -70,7 +73,9 @@ def test_nothing_is_read_behind_an_epoch():
 
 
 def test_an_error_comes_in_its_turn():
-    reader = Reader(slowly([1, 2, OSError("disk"), 4]), lambda n: n)
+    reader = Reader(
+        slowly([1, 2, OSError("disk"), 4]), GlobalDataset(lambda n: n)
+    )
     assert [next(reader), next(reader)] == [1, 2]
     with pytest.raises(OSError, match="disk"):
         next(reader)
