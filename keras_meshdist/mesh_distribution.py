@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_meshdist import (
+    agreement,
     batches,
     convolutions,
     datasets,
@@ -209,6 +210,10 @@ class MeshDistribution(keras_hooks.HookedDistribution):
     def place_output(self, tensor, layout):
         if not hasattr(tensor, "shape"):
             return tensor
+        if layout is self._data_layouts.get(len(tensor.shape)) and not (
+            isinstance(tensor, jax.core.Tracer)
+        ):
+            return self.place_batch(tensor)  # as KerasHub's `generate` does
         if len(layout.axes) != len(tensor.shape):
             raise ValueError(
                 "The layout of a layer's output must have an entry for each "
@@ -234,6 +239,16 @@ class MeshDistribution(keras_hooks.HookedDistribution):
         if wait:
             return keras.tree.map_structure(np.asarray, outputs)
         return outputs
+
+    def gather(self, array):
+        shapes = self._board.ask(f"{array.dtype}{list(array.shape)}")
+        if len(set(shapes)) > 1:
+            raise agreement.DisagreementError(
+                "All processes must convert the same array to NumPy, since "
+                "each holds a part of it. Received: "
+                f"{agreement.grouped(shapes)}."
+            )
+        return predictions.fetch(array)
 
     def _rows_of(self, batch):
         """The rows of a batch that are each process' own."""

@@ -53,6 +53,42 @@ def train(case):
         keras.distribution.set_distribution(None)
 
 
+def generate(axes, prompts, sampler):
+    """Returns what a small Gemma generates from so many prompts."""
+    import keras
+    import keras_hub
+
+    import keras_meshdist as kmd
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    dist = None
+    if axes:
+        layout_map = kmd.LayoutMap(kmd.make_mesh(axes))
+        layout_map[".*token_embedding/embeddings"] = ("model", None)
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    keras.distribution.set_distribution(dist)
+    try:
+        backbone = keras_hub.models.GemmaBackbone(
+            num_layers=2,
+            vocabulary_size=64,
+            hidden_dim=16,
+            num_query_heads=4,
+            num_key_value_heads=1,
+            intermediate_dim=64,
+            head_dim=4,
+        )
+        model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
+        model.compile(sampler=sampler)
+        tokens = np.random.default_rng(0).integers(1, 64, size=(prompts, 12))
+        known = np.broadcast_to(np.arange(12) < 5, tokens.shape)
+        prompt = {"token_ids": tokens.astype("int32"), "padding_mask": known}
+        generated = model.generate(prompt, stop_token_ids=None)
+        return np.asarray(generated["token_ids"])
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 def _train(case):
     import keras
     import keras_hub

@@ -213,12 +213,12 @@ def compare(expected, results, tolerance):
         assert result["numbers"].keys() == expected["numbers"].keys()
         for name, value in expected["numbers"].items():
             got = result["numbers"][name]
-            _close(f"process {process}, {name}", got, value, tolerance)
+            close(f"process {process}, {name}", got, value, tolerance)
     for i, shape in enumerate(expected["shapes"]):
         held = [shard for result in results for shard in result["shards"][i]]
         whole = _assemble(f"variable {i}", shape, held)
         ((_, value),) = expected["shards"][i]
-        _close(f"variable {i} of shape {shape}", whole, value, tolerance)
+        close(f"variable {i} of shape {shape}", whole, value, tolerance)
 
 
 def _assemble(name, shape, held):
@@ -236,7 +236,7 @@ def _assemble(name, shape, held):
     return whole
 
 
-def _close(name, got, expected, tolerance):
+def close(name, got, expected, tolerance):
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape, f"{name}: {got.shape}"
     scale = max(np.max(np.abs(expected), initial=0.0), 1e-30)

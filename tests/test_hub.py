@@ -63,3 +63,19 @@ class TestHub:
                     np.testing.assert_allclose(
                         variables[path], value, atol=1e-5 * scale
                     )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "axes", "sampler"),
+    [
+        (1, {"model": 2, "batch": 4}, "greedy"),
+        (3, {"batch": 4, "model": 2}, "top_k"),
+        (4, {"batch": 4, "model": 2}, "greedy"),
+    ],
+)
+def test_generates_as_on_one_device(prompts, axes, sampler):
+    cluster = shared_cluster(2, 4)
+    expected = cluster.call(hub.generate, None, prompts, sampler)[0]
+    assert expected.shape == (prompts, 12)
+    for got in cluster.call(hub.generate, axes, prompts, sampler):
+        np.testing.assert_array_equal(got, expected)

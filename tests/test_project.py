@@ -39,6 +39,7 @@ ARROWS = {
     "inputs": ["agreement", "datasets"],
     "keras_hooks": ["arrays", "coordination", "scatters"],
     "mesh_distribution": [
+        "agreement",
         "batches",
         "convolutions",
         "datasets",

@@ -32,6 +32,7 @@ if Version(keras.__version__) < OLDEST_KERAS or (
         f"{jax.__version__}. Run: pip install -U keras jax."
     )
 
+from keras.src import backend  # noqa: E402
 from keras.src.backend.jax import (  # noqa: E402
     distribution_lib as jax_distribution,
 )
@@ -133,6 +134,7 @@ _HOOKS = (
         tensors.add_variable_from_reference,
         ("self", "reference_variable"),
     ),
+    (backend, "convert_to_numpy", tensors.convert_to_numpy, ("x",)),
     (jax_nn, "conv", tensors.convolution, ("inputs", "kernel")),
     (jax_nn, "depthwise_conv", tensors.convolution, ("inputs", "kernel")),
     (jax_nn, "conv_transpose", tensors.convolution, ("inputs", "kernel")),

@@ -42,6 +42,10 @@ class HookedDistribution(abc.ABC):
         """Brings predictions to this process, if they aren't or if `wait`."""
 
     @abc.abstractmethod
+    def gather(self, array):
+        """Returns an array that lies on several processes as NumPy."""
+
+    @abc.abstractmethod
     def creating_slot(self, reference):
         """Context in which an optimizer creates a variable.
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import jax
 import keras
 
 from keras_meshdist.keras_hooks.base import ours
@@ -30,6 +31,28 @@ def distribute_tensor(keras_function):
             ),
             tensor,
         )
+
+    return hook
+
+
+def convert_to_numpy(keras_function):
+    """Keras can't bring an array together that lies on several processes.
+
+    Wraps `convert_to_numpy` of the JAX backend (Keras 3.7 to 3.16), with which
+    KerasHub's `generate` ends. Not for variables.
+    """
+
+    @functools.wraps(keras_function)
+    def hook(x):
+        distribution = ours()
+        scattered = isinstance(x, jax.Array) and not (
+            isinstance(x, jax.core.Tracer)
+            or x.is_fully_addressable
+            or x.is_fully_replicated
+        )
+        if distribution is None or not scattered:
+            return keras_function(x)
+        return distribution.gather(x)
 
     return hook
 
