@@ -105,6 +105,27 @@ def predictions(rows, steps_per_execution):
         return expected, run()
 
 
+def local_predictions(rows):
+    """All predictions, this process' own, and which these should be."""
+    import keras
+
+    import keras_meshdist as kmd
+
+    dist = _dist({"b": 4, "m": 2})
+    with dist.scope():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        x = np.linspace(0, 1, rows * 4).reshape(rows, 4)
+        everything = model.predict(x, batch_size=16, verbose=0)
+        with kmd.local_predictions():
+            own = model.predict(x, batch_size=16, verbose=0)
+    which = [
+        start + dist.feed_rows(min(16, rows - start))
+        for start in range(0, rows, 16)
+    ]
+    return everything, own, np.concatenate(which)
+
+
 def fit_on(
     axes,
     dataset,

@@ -278,3 +278,53 @@ def test_a_process_without_a_device(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match=r"Every process must.*\[0\] only"):
         bad()
+
+
+def test_data_parallel_takes_all_devices():
+    dist = kmd.DataParallel()
+    assert isinstance(dist, keras.distribution.DataParallel)
+    assert dist.batch_dim_name == "batch"
+    assert dist.num_model_replicas == 8
+    assert tuple(dist.device_mesh.shape) == (8,)
+    some = kmd.DataParallel(devices=keras.distribution.list_devices()[:3])
+    assert some.num_model_replicas == 3
+
+
+def test_data_parallel_takes_a_mesh_of_several_axes():
+    mesh = kmd.make_mesh({"a": 2, "b": 4})
+    dist = kmd.DataParallel(mesh)
+    assert dist.batch_dim_name == ("a", "b")
+    assert dist.num_model_replicas == 8
+    assert kmd.DataParallel(mesh, batch_dim_name="b").num_model_replicas == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device_mesh": "mesh", "devices": []}, "Leave one out"),
+        ({"device_mesh": [8]}, "`device_mesh` must be"),
+        ({"batch_dim": "b"}, "Did you mean `batch_dim_name`"),
+        ({"batch_dim_name": "model"}, "Valid axes"),
+        ({"batch_dim_name": ""}, "Valid axes"),
+    ],
+)
+def test_bad_arguments_of_data_parallel(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        kmd.DataParallel(**arguments)
+
+
+def test_data_parallel_trains_as_one_device():
+    def train():
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        x = np.linspace(0, 1, 116).reshape(29, 4)
+        losses = model.fit(x, x[:, :2], 16, epochs=3, verbose=0).history
+        return losses["loss"], model.get_weights()
+
+    losses, weights = train()
+    with kmd.DataParallel().scope():
+        got, others = train()
+    np.testing.assert_allclose(got, losses, rtol=1e-5)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)

@@ -81,9 +81,12 @@ def test_arrays_of_different_rows_are_an_error():
     assert "[(8, 4), (7, 2)]" in answers[0]
 
 
-def test_each_row_is_seen_once():
+@pytest.mark.parametrize("auto_shard_dataset", [True, False])
+def test_each_row_is_seen_once(auto_shard_dataset):
     """Counted by a metric, on the devices."""
-    for counts in shared_cluster(*FOUR).call(processes.count_rows, False):
+    for counts in shared_cluster(*FOUR).call(
+        processes.count_rows, auto_shard_dataset
+    ):
         assert counts == [1.0] * 37
 
 

@@ -99,3 +99,12 @@ def test_every_process_gets_all_predictions(rows, steps_per_execution):
             assert isinstance(other, np.ndarray)
             assert other.shape == (rows, 2)
             np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [32, 29, 1])
+def test_local_predictions_are_those_of_the_own_rows(rows):
+    for expected, got, own in shared_cluster(2, 4).call(
+        processes.local_predictions, rows
+    ):
+        assert got.shape == (len(own), 2)
+        np.testing.assert_allclose(got, expected[own], rtol=1e-5, atol=1e-6)

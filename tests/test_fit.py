@@ -1,0 +1,49 @@
+"""What `fit` takes besides a dataset, on two processes, against one device."""
+
+import numpy as np
+import pytest
+
+from tests import fits
+from tests.clusters import shared_cluster
+
+
+@pytest.mark.parametrize("variant", fits.VARIANTS, ids=lambda f: f.__name__)
+def test_it_equals_one_device(variant):
+    cluster = shared_cluster(2, 4)
+    expected = cluster.call(fits.run, variant, {})[0]
+    for got in cluster.call(fits.run, variant, {"m": 2, "b": 4}):
+        assert got.keys() == expected.keys()
+        for name, value in expected.items():
+            scale = np.abs(value).max()
+            np.testing.assert_allclose(got[name], value, atol=1e-11 * scale)
+
+
+def test_a_process_reads_its_own_rows_of_an_array():
+    """And of batches that are compared the first and the last row."""
+    own = (
+        [*range(8), *range(16, 23)],
+        [*range(8, 16), *range(23, 29)],
+    )
+    for mine, read in zip(
+        own, shared_cluster(2, 4).call(fits.rows_read), strict=True
+    ):
+        assert set(mine) <= set(read) <= {*mine, 0, 15}
+        # Once for each of three epochs, but for those that build or compare.
+        times = [read.count(row) for row in mine if row not in (0, 7, 8, 15)]
+        assert max(times) <= 4
+
+
+def test_an_array_that_is_sharded_already_is_an_error():
+    first, second = shared_cluster(2, 4).call(fits.sharded_array)
+    assert first == second
+    assert "different contents" in first
+    assert "auto_shard_dataset=False" in first
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_fifty_epochs_keep_memory_and_threads():
+    for sizes, threads in shared_cluster(4, 2).call(fits.resident_sizes, 50):
+        assert not threads
+        late = np.array(sizes[15:])
+        assert late.max() <= 1.02 * late[0], late / late[0]
