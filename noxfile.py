@@ -57,9 +57,10 @@ def hub(session):
 
 @nox.session(python="3.11")
 def full(session):
-    """Whole matrices of meshes, processes and batch sizes; long."""
+    """Whole matrices of meshes, datasets and processes; long."""
     run_tests(
         session,
+        "torch",
         pytest=[
             "-m",
             "full",

@@ -48,8 +48,9 @@ class Reader:
         epoch_steps: int | None = None,
         scope: Callable[[], Any] = contextlib.nullcontext,
     ):
+        source = iter(source)
         self._epoch_steps = epoch_steps
-        self._read = _Pass(iter(source), kind, board, epoch_steps)
+        self._read = _Pass(source, kind, board, epoch_steps)
         self._scope = scope
         self._ahead: _Ahead | None = None
         self._taken = 0
@@ -86,7 +87,8 @@ class Reader:
         self._read.close(self._taken)
 
     def __del__(self):
-        self.close()
+        if hasattr(self, "_read"):  # or it never began
+            self.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,6 +78,12 @@ def shuffled_py_dataset():
     return _fit(Batches(_batches()), shuffle=True)
 
 
+def py_dataset_in_processes():
+    """Whose batches other processes read, and Keras puts in order."""
+    settings = {"workers": 2, "use_multiprocessing": True}
+    return _fit(Batches(_batches(), **settings), shuffle=False)
+
+
 def class_weight():
     return _fit(*_data(), batch_size=SIZE, class_weight={0: 0.3, 1: 2.0})
 
@@ -173,6 +179,7 @@ VARIANTS = (
     shuffled_arrays,
     shuffled_in_batches,
     shuffled_py_dataset,
+    py_dataset_in_processes,
     class_weight,
     sample_weight,
     validation_split,

@@ -9,6 +9,7 @@ from tests import conformance
 from tests.clusters import shared_cluster
 from tests.kinds import NEEDS
 
+GRAIN_IN_KERAS = "keras.src.trainers.data_adapters.grain_dataset_adapter"
 # Cases of one process layout share its processes.
 PAIRWISE = sorted(conformance.pairwise(), key=lambda case: case.processes)
 REST = sorted(
@@ -25,13 +26,30 @@ def _run(case):
     needed = NEEDS.get(case.kind)
     if needed and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
+    if needed == "grain" and importlib.util.find_spec(GRAIN_IN_KERAS) is None:
+        pytest.skip("this version of Keras takes no Grain datasets")
     results = shared_cluster(*case.processes).call(conformance.train, case)
     conformance.check(case, results)
 
 
+def _cases(processes):
+    chosen = [(case,) for case in PAIRWISE if case.processes == processes]
+    return parameterized.expand(chosen, name_func=_name)
+
+
 class TestConformance:
-    @parameterized.expand([(case,) for case in PAIRWISE], name_func=_name)
-    def test_pairwise(self, case):
+    @_cases((1, 8))
+    @pytest.mark.matrix
+    def test_pairwise_on_one_process(self, case):
+        _run(case)
+
+    @_cases((2, 4))
+    @pytest.mark.matrix
+    def test_pairwise_on_two_processes(self, case):
+        _run(case)
+
+    @_cases((4, 2))
+    def test_pairwise_on_four_processes(self, case):
         _run(case)
 
     @parameterized.expand([(case,) for case in REST], name_func=_name)

@@ -169,3 +169,9 @@ def test_shuffled_order_is_that_of_one_device(model):
     plain.compile("sgd", "mse")
     np.testing.assert_allclose(got, order(plain), rtol=1e-5)
     keras.distribution.set_distribution(dist)
+
+
+def test_what_is_no_dataset_is_one_error(recwarn):
+    with pytest.raises(TypeError, match="not iterable"):
+        Reader(3, GlobalDataset(lambda n: n))
+    assert not recwarn.list

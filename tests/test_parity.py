@@ -77,9 +77,14 @@ class TestFourProcesses:
 
 
 class TestEightProcesses:
-    @_cases(COVERING)
+    @_cases(COVERING[5:8])
     @pytest.mark.matrix
     def test_8x1(self, case):
+        _run(8, 1, case)
+
+    @_cases(COVERING[:5] + COVERING[8:])
+    @pytest.mark.full
+    def test_8x1_covering(self, case):
         _run(8, 1, case)
 
     @_cases(REST)
