@@ -50,7 +50,7 @@ def test_different_data_is_one_error_on_all(dataset, step, what, seen):
     assert f"different {what}" in first
     assert "process 0: " in first
     assert "process 1: " in first
-    assert "none that is sharded already" in first
+    assert "auto_shard_dataset=False" in first
     for text in seen:
         assert text in first
 
