@@ -1,5 +1,7 @@
 """Before any test: eight virtual devices, or the pod's own."""
 
+import signal
+
 import hypothesis
 import pytest
 
@@ -20,3 +22,11 @@ def _no_distribution():
     keras.distribution.set_distribution(None)
     yield
     assert keras.distribution.distribution() is None
+
+
+@pytest.fixture
+def sigint():
+    """A shell lets what it starts in the background ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -241,7 +241,7 @@ class TestFailures:
             assert "in sleep\n" in message
             assert used.closed
 
-    def test_an_interrupt_ends_all(self):
+    def test_an_interrupt_ends_all(self, sigint):
         used = cluster.Cluster(1, 1)
         timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
         timer.start()

@@ -163,9 +163,8 @@ def test_the_time_limit(run):
     assert 10 <= ended - start < 10 + SECONDS
 
 
-def test_ctrl_c_ends_all(run, tmp_path):
+def test_ctrl_c_ends_all(run, tmp_path, sigint):
     ready = tmp_path / "ready"
-
     interrupted = []
 
     def interrupt():
