@@ -253,14 +253,18 @@ def _model(case):
     x = layers.Add()([x, layers.BatchNormalization(epsilon=0.1)(x)])
     x = RowLoss(activity_regularizer="l2")(x)
     x = layers.Dropout(0.3)(x)
+    # No biases: of few rows the gradient of a single one may all but cancel,
+    # and what is left of it is that noise.
     if case.style == "two":
         outputs = {
-            name: layers.Dense(1, "sigmoid", name=name)(x)
+            name: layers.Dense(1, "sigmoid", use_bias=False, name=name)(x)
             for name in ("first", "second")
         }
     else:
         inputs = inputs["left"]
-        outputs = layers.Dense(1, "sigmoid", kernel_regularizer="l2")(x)
+        outputs = layers.Dense(
+            1, "sigmoid", use_bias=False, kernel_regularizer="l2"
+        )(x)
     own = case.style == "train_step"
     return (OwnStep if own else keras.Model)(inputs, outputs)
 
