@@ -8,11 +8,13 @@ if "keras" not in sys.modules:
     # with if nobody asked for another one.
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
-from keras_meshdist import cluster, keras_hooks
+from keras_meshdist import cluster, keras_hooks, layouts
+from keras_meshdist.abstract import abstract
 from keras_meshdist.distribution import DataParallel, ModelParallel
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
 from keras_meshdist.predictions import local_predictions
+from keras_meshdist.reports import inspect
 
 __version__ = "0.1.0"
 
@@ -21,8 +23,11 @@ __all__ = [
     "LayoutMap",
     "ModelParallel",
     "TensorLayout",
+    "abstract",
     "cluster",
+    "inspect",
     "keras_hooks",
+    "layouts",
     "local_predictions",
     "make_mesh",
 ]

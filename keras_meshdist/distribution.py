@@ -5,7 +5,7 @@ import contextvars
 
 import keras
 
-from keras_meshdist import keras_hooks
+from keras_meshdist import keras_hooks, unmatched
 from keras_meshdist.arguments import (
     batch_axes,
     check_arguments,
@@ -21,6 +21,7 @@ from keras_meshdist.layout import (
 )
 from keras_meshdist.mesh import check_axis_names
 from keras_meshdist.mesh_distribution import MeshDistribution
+from keras_meshdist.model_layout_map import ModelLayoutMap
 
 # What an optimizer is creating at the moment: None, or a tuple that holds the
 # model variable to which the new slot belongs (or None).
@@ -109,9 +110,15 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
             variable = slot[0]
         # An optimizer's path has the weight's path within it, so a rule that
         # may match a part would match more than it means.
-        rule = find_rule(self._layout_map, variable.path, search=slot is None)
+        path, adapt = variable.path, None
+        if isinstance(self._layout_map, ModelLayoutMap):
+            path = self._layout_map.as_built(path, variable.shape)
+            adapt = self._layout_map.adapt
+        rule = find_rule(self._layout_map, path, search=slot is None)
         layout = layout_of(self._layout_map, rule)
         problem = layout and misfit(layout, variable.shape, self.device_mesh)
+        if problem and slot is None and adapt:
+            return adapt(variable, layout)
         if problem and slot is None:
             raise ValueError(
                 f"The layout of a variable must fit its shape: {problem}. "
@@ -147,6 +154,9 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
             yield
         finally:
             _optimizer_slot.reset(token)
+
+    def model_is_whole(self, model):
+        unmatched.judge(model, self._layout_map)
 
     def rules_of(self, layout):
         return [
@@ -229,6 +239,9 @@ class DataParallel(MeshDistribution, keras.distribution.DataParallel):
 
     def creating_slot(self, reference):
         return contextlib.nullcontext()
+
+    def model_is_whole(self, model):
+        pass
 
     def rules_of(self, layout):
         return []

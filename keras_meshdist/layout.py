@@ -10,6 +10,8 @@ import keras
 
 from keras_meshdist.mesh import check_axis_names, jax_mesh
 
+ON_UNMATCHED = ("warn", "raise", "ignore")
+
 
 class TensorLayout(keras.distribution.TensorLayout):
     """Which mesh axes split the dimensions of a tensor.
@@ -141,14 +143,25 @@ class LayoutMap(keras.distribution.LayoutMap):
 
     Args:
         device_mesh: `keras.distribution.DeviceMesh`.
+        on_unmatched: what to do about a rule that matches nothing, once a
+            model is whole, at its first step: `"warn"`, `"raise"` or
+            `"ignore"`. Defaults to `"warn"`.
 
     Raises:
-        ValueError: if axis names of the mesh are empty or repeated.
+        ValueError: if axis names of the mesh are empty or repeated, or
+            `on_unmatched` is something else.
     """
 
-    def __init__(self, device_mesh):
+    def __init__(self, device_mesh, on_unmatched="warn"):
         check_axis_names(tuple(device_mesh.axis_names))
+        if on_unmatched not in ON_UNMATCHED:
+            raise ValueError(
+                "`on_unmatched` says what to do about a rule that matches "
+                f"nothing. Received: on_unmatched={on_unmatched!r}. Valid: "
+                f"{list(ON_UNMATCHED)}."
+            )
         super().__init__(device_mesh)
+        self.on_unmatched = on_unmatched
 
     def __getitem__(self, key):
         return layout_of(self, find_rule(self, key))
@@ -183,8 +196,8 @@ class LayoutMap(keras.distribution.LayoutMap):
         super().__setitem__(key, layout)
 
 
-def find_rule(layout_map, path, search=True):
-    """Returns the rule of a layout map that a path takes.
+def matching_rules(layout_map, path, search=True):
+    """Returns the rules of a layout map that match a path best.
 
     Args:
         layout_map: `keras.distribution.LayoutMap`, ours or Keras' own.
@@ -193,26 +206,46 @@ def find_rule(layout_map, path, search=True):
             matches it all. Defaults to `True`.
 
     Returns:
+        List of str: the rule that is equal to the path, else those that match
+        all of it, else those that match a part.
+    """
+    rules = list(layout_map)
+    if path in rules:
+        return [path]
+    found = [rule for rule in rules if re.fullmatch(rule, path)]
+    if not found and search:
+        found = [rule for rule in rules if re.search(rule, path)]
+    return found
+
+
+def find_rule(layout_map, path, search=True):
+    """Returns the rule of a layout map that a path takes.
+
+    Args:
+        layout_map: `keras.distribution.LayoutMap`, ours or Keras' own.
+        path: str, path of a variable, or of a layer with `/output` behind it.
+        search: bool, as in `matching_rules`. Defaults to `True`.
+
+    Returns:
         The rule, a str, or `None` if none matches.
 
     Raises:
         ValueError: if two rules match equally well.
     """
-    rules = list(layout_map)
-    if path in rules:
-        return path
-    found = [rule for rule in rules if re.fullmatch(rule, path)]
-    if not found and search:
-        found = [rule for rule in rules if re.search(rule, path)]
-        if len(found) == 1:
-            _warn_of_search(layout_map, found[0], path)
+    found = matching_rules(layout_map, path, search)
     if len(found) > 1:
         raise ValueError(
             "At most one layout rule may match a path. "
             f"Received: {found} for path {path!r}. "
             "Write narrower rules; a rule equal to the path goes first."
         )
-    return found[0] if found else None
+    if not found:
+        return None
+    (rule,) = found
+    vars(layout_map).setdefault("_used_rules", set()).add(rule)
+    if rule != path and not re.fullmatch(rule, path):
+        _warn_of_search(layout_map, rule, path)
+    return rule
 
 
 def _warn_of_search(layout_map, rule, path):

@@ -49,8 +49,12 @@ from keras_meshdist.keras_hooks import (  # noqa: E402
 )
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
     agree_on_seed,
+    forget_value,
+    input_structure,
+    layers_of,
     layout_given,
     num_processes,
+    untouched_names,
 )
 from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
@@ -58,12 +62,16 @@ from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 __all__ = [
     "HookedDistribution",
     "agree_on_seed",
+    "forget_value",
+    "input_structure",
     "install",
     "installed",
+    "layers_of",
     "layout_given",
     "making_adapter",
     "num_processes",
     "remove",
+    "untouched_names",
 ]
 
 # place, name, wrapper, parameters that Keras' own must begin with

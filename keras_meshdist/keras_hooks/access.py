@@ -1,11 +1,14 @@
 """What the package reads of Keras' private state."""
 
+import contextlib
+import copy
 import pickle
 import random
 
 import jax
 import keras
 import numpy as np
+from keras.src.backend.common import global_state
 from keras.src.backend.jax import distribution_lib as jax_distribution
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.utils import rng_utils
@@ -100,3 +103,39 @@ def agree_on_seed():
         )
     if seed is None:
         keras.utils.set_random_seed(answers[0][1])
+
+
+@contextlib.contextmanager
+def untouched_names():
+    """Context after which Keras counts names and draws seeds as before it."""
+    drawn = random.getstate(), np.random.get_state()
+    state = {
+        name: copy.copy(global_state.get_global_attribute(name))
+        for name in ("object_name_uids", "global_seed_generator")
+    }
+    try:
+        yield
+    finally:
+        for name, value in state.items():
+            global_state.set_global_attribute(name, value)
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+
+
+def forget_value(variable):
+    """Leaves a variable its shape and dtype only."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    variable._value = jax.ShapeDtypeStruct(tuple(variable.shape), dtype)
+
+
+def input_structure(model):
+    """Returns the symbolic inputs of a model, or `None` if it has none."""
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None and getattr(model, "_functional", None) is not None:
+        structure = model._functional._inputs_struct
+    return structure
+
+
+def layers_of(model):
+    """Returns all layers of a model, also those within layers."""
+    return list(model._flatten_layers())

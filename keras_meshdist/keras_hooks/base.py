@@ -46,6 +46,10 @@ class HookedDistribution(abc.ABC):
         """Returns an array that lies on several processes as NumPy."""
 
     @abc.abstractmethod
+    def model_is_whole(self, model):
+        """Judges layout rules, now that a model has all its variables."""
+
+    @abc.abstractmethod
     def creating_slot(self, reference):
         """Context in which an optimizer creates a variable.
 

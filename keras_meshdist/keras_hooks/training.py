@@ -135,11 +135,15 @@ def make_function(keras_method):
 
     That fails when some of the devices are another process', and gives wrong
     numbers (sums over replicas) on JAX 0.4. Wraps `JAXTrainer._make_function`
-    (Keras 3.7 to 3.16), which is asked to concatenate by `predict` only.
+    (Keras 3.7 to 3.16), which is asked to concatenate by `predict` only. A
+    model that gets here has all its variables.
     """
 
     @functools.wraps(keras_method)
     def hook(self, step_function, concatenate_outputs=False):
+        distribution = ours()
+        if distribution is not None and self.built:
+            distribution.model_is_whole(self)
         if concatenate_outputs:
             step_function = _fetching(step_function, self)
         return keras_method(self, step_function, concatenate_outputs)

@@ -1,0 +1,261 @@
+"""Layout rules made from a model: what is split, and that it trains right."""
+
+import itertools
+import math
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import keras_meshdist as kmd
+from tests import models
+
+MESHES = (
+    {"batch": 2, "model": 4},
+    {"model": 4, "batch": 2},
+    {"batch": 4, "model": 2},
+    {"model": 2, "batch": 4},
+)
+
+WHOLE = list(itertools.product(sorted(models.ALL), MESHES, (None, "batch")))
+# Each model on one mesh, each mesh with both.
+COVERING = [WHOLE[9 * n % len(WHOLE)] for n in range(len(models.ALL))]
+REST = [case for case in WHOLE if case not in COVERING]
+
+
+def axes_of(layout_map, build):
+    """The layout of each variable of a model, by path."""
+    dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    with dist.scope():
+        model = build()
+    return {
+        v.path: tuple(v.value.sharding.spec) + (None,) * len(v.shape)
+        for v in model.variables
+    }
+
+
+def spec(layouts, end, rank):
+    found = {v[:rank] for path, v in layouts.items() if path.endswith(end)}
+    assert len(found) == 1, (end, found)
+    return found.pop()
+
+
+class TestAuto:
+    def test_dense_layers_take_turns(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(models.mlp, mesh)
+        layouts = axes_of(layout_map, models.mlp)
+        assert spec(layouts, "dense/kernel", 2) == (None, "model")
+        assert spec(layouts, "dense/bias", 1) == ("model",)
+        assert spec(layouts, "dense_1/kernel", 2) == ("model", None)
+        assert spec(layouts, "dense_1/bias", 1) == (None,)
+
+    def test_attention_and_feed_forward_are_megatron_s(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(models.transformer, mesh)
+        layouts = axes_of(layout_map, models.transformer)
+        for name in ("query", "key", "value"):
+            found = spec(layouts, f"{name}/kernel", 3)
+            assert found == (None, "model", None), name
+        found = spec(layouts, "attention_output/kernel", 3)
+        assert found == ("model", None, None)
+        assert spec(layouts, "up/kernel", 2) == (None, "model")
+        assert spec(layouts, "gate/kernel", 2) == (None, "model")
+        assert spec(layouts, "down/kernel", 2) == ("model", None)
+        assert spec(layouts, "embeddings", 2) == ("model", None)
+
+    def test_few_key_heads_stay_whole(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(models.grouped, mesh)
+        layouts = axes_of(layout_map, models.grouped)
+        assert spec(layouts, "query/kernel", 3) == (None, "model", None)
+        assert spec(layouts, "key/kernel", 3) == (None, None, None)
+        assert any(
+            "key/kernel" in path and "2 doesn't divide" in why
+            for path, why in layout_map.notes.items()
+        )
+
+    def test_a_vocabulary_that_does_not_divide(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(models.odd_vocabulary, mesh)
+        layouts = axes_of(layout_map, models.odd_vocabulary)
+        assert spec(layouts, "embeddings", 2) == (None, "model")
+
+    def test_experts_over_the_model_axis_or_their_own(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"expert": 2, "model": 4})
+        layout_map = kmd.layouts.auto(models.experts, mesh)
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="expert")
+        with dist.scope():
+            up, down = models.experts().layers[1].weights[1:]
+        assert tuple(up.value.sharding.spec) == ("model", None, None)
+        layout_map = kmd.layouts.auto(
+            models.experts, mesh, expert_axis="expert"
+        )
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="expert")
+        with dist.scope():
+            up, down = models.experts().layers[1].weights[1:]
+        assert tuple(up.value.sharding.spec) == ("expert", None, "model")
+        assert tuple(down.value.sharding.spec) == ("expert", "model", None)
+
+    def test_further_over_a_batch_axis(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(
+            models.grouped, mesh, fsdp_axis="batch", min_size=0
+        )
+        layouts = axes_of(layout_map, models.grouped)
+        assert spec(layouts, "query/kernel", 3) == ("batch", "model", None)
+        found = spec(layouts, "key/kernel", 3)
+        assert found == (("batch", "model"), None, None)
+
+    def test_rules_hold_for_another_build(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(models.mlp, mesh)
+        first = axes_of(layout_map, models.mlp)
+        with kmd.DataParallel().scope():
+            keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+        second = axes_of(layout_map, models.mlp)
+        assert list(first.values()) == list(second.values())
+        assert not set(first) & set(second)
+
+    def test_a_model_that_exists_is_only_read(self):
+        keras.utils.clear_session()
+        model = models.mlp()
+        before = [np.asarray(w) for w in model.weights]
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(model, mesh)
+        rules = kmd.layouts.auto(models.mlp, mesh)
+        assert [layout_map[k].axes for k in layout_map] == [
+            rules[k].axes for k in rules
+        ]
+        for weight, value in zip(model.weights, before, strict=True):
+            np.testing.assert_array_equal(weight, value)
+
+    @pytest.mark.parametrize(("name", "axes", "further"), COVERING)
+    def test_trains_as_on_one_device(self, name, axes, further):
+        self.check(name, axes, further)
+
+    @pytest.mark.full
+    @pytest.mark.parametrize(("name", "axes", "further"), REST)
+    def test_trains_as_on_one_device_full(self, name, axes, further):
+        self.check(name, axes, further)
+
+    def check(self, name, axes, further):
+        expected = models.train(name)
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh(axes)
+        layout_map = kmd.layouts.auto(
+            models.ALL[name], mesh, fsdp_axis=further, min_size=0
+        )
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+        found = models.train(name, dist)
+        for one, other in zip(expected, found, strict=True):
+            scale = max(np.max(np.abs(one)), 1e-3)
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * scale)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"model_axis": "modle"}, ["modle", "'model'"]),
+            ({"fsdp_axis": ("batch", "x")}, ["fsdp_axis", "'batch'"]),
+            ({"fsdp_axis": "model"}, ["one purpose", "model"]),
+        ],
+    )
+    def test_what_is_no_axis(self, arguments, words):
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        with pytest.raises(ValueError, match="Received: ") as error:
+            kmd.layouts.auto(models.mlp, mesh, **arguments)
+        for word in words:
+            assert word in str(error.value)
+
+
+class TestFSDP:
+    def test_the_largest_dimension_that_divides(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 8})
+        layout_map = kmd.layouts.fsdp(
+            models.odd_vocabulary, mesh, "batch", min_size=65
+        )
+        layouts = axes_of(layout_map, models.odd_vocabulary)
+        # (101, 64): 101 doesn't divide by 8.
+        assert spec(layouts, "embeddings", 2) == (None, "batch")
+        assert "fewer than 65" in layout_map.notes["head/bias"]
+
+    def test_over_two_axes(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.fsdp(
+            models.mlp, mesh, ("batch", "model"), min_size=0
+        )
+        layouts = axes_of(layout_map, models.mlp)
+        found = spec(layouts, "dense/kernel", 2)
+        assert found == (None, ("batch", "model"))
+
+
+class TestAbstract:
+    def test_a_large_model_takes_no_memory(self):
+        def build():
+            return keras.Sequential(
+                [keras.Input((10**6,)), keras.layers.Dense(10**6)]
+            )
+
+        model = kmd.abstract(build)
+        sizes = [math.prod(v.shape) for v in model.variables]
+        assert sizes == [10**12, 10**6]
+
+    def test_names_and_random_numbers_are_as_without(self):
+        def state():
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(3)
+
+        state()
+        expected = models.mlp()
+        state()
+        kmd.abstract(models.mlp)
+        found = models.mlp()
+        assert [v.path for v in found.variables] == [
+            v.path for v in expected.variables
+        ]
+        for one, other in zip(expected.weights, found.weights, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+    def test_a_compiled_model_has_its_slots(self):
+        def build():
+            model = models.mlp()
+            model.compile("adam", "mse")
+            return model
+
+        model = kmd.abstract(build)
+        shapes = [tuple(v.shape) for v in model.optimizer.variables]
+        for variable in model.trainable_variables:
+            assert shapes.count(tuple(variable.shape)) >= 2
+
+    def test_a_subclassed_model_needs_inputs(self):
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(4)
+
+            def call(self, x):
+                return self.dense(x)
+
+        with pytest.raises(ValueError, match="needs `inputs`"):
+            kmd.abstract(Model)
+        model = kmd.abstract(Model, inputs=keras.KerasTensor((2, 3)))
+        assert [tuple(v.shape) for v in model.variables] == [(3, 4), (4,)]
+
+    def test_what_is_no_model(self):
+        with pytest.raises(ValueError, match="must return a `keras.Model`"):
+            kmd.abstract(lambda: 3)
+
+    def test_nothing_lies_on_devices(self):
+        before = len(jax.live_arrays())
+        kmd.abstract(models.transformer)
+        assert len(jax.live_arrays()) == before
