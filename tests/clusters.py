@@ -7,8 +7,8 @@ import pytest
 
 from keras_meshdist import cluster
 
-# Memory and cores allow no more at a time.
-_MOST_ALIVE = 2
+# Memory allows no more processes at a time.
+_MOST_PROCESSES = 9
 
 _alive: OrderedDict[tuple[int, int], cluster.Cluster] = OrderedDict()
 
@@ -30,7 +30,9 @@ def shared_cluster(processes: int, devices: int) -> cluster.Cluster:
     shape = (processes, devices)
     found = _alive.pop(shape, None)
     if found is None or found.closed:
-        while len(_alive) >= _MOST_ALIVE:
+        while _alive and (
+            processes + sum(n for n, _ in _alive) > _MOST_PROCESSES
+        ):
             _alive.popitem(last=False)[1].close()
         try:
             found = cluster.Cluster(*shape)

@@ -16,29 +16,38 @@ def case(processes, feeds, mesh="first", kind="numpy", style="plain", size=8):
     return Case(kind, processes, rows, mesh, style, feeds)
 
 
+CASES = (
+    # 61 and 17 rows dealt to four feeds, in batches of eight.
+    case(FOUR, (16, 15, 15, 15)),
+    case(FOUR, (5, 4, 4, 4), mesh="two", kind="tf"),
+    # Feeds that have ended, or never begin.
+    case(FOUR, (17, 0, 3, 0)),
+    case(FOUR, (1, 0, 0, 0), kind="tf_mapped", size=1),
+    case(TWO, (9, 8), style="eagerly", kind="tf_filtered"),
+    # Processes that share a feed.
+    case(FOUR, (9, 20), mesh="halves"),
+    case(TWO, (19,), mesh="last", style="train_step"),
+)
+REST = (
+    case(FOUR, (3, 17, 1, 9), mesh="two", kind="py_dataset"),
+    case(FOUR, (9, 8, 8, 1), style="executions"),
+    case(FOUR, (9, 8, 0, 1), style="eagerly", kind="tf_filtered"),
+    case(TWO, (19, 13), kind="jax"),
+)
+
+
+def _cases(cases):
+    return parameterized.expand([(c,) for c in cases], name_func=_name)
+
+
 class TestOwnFeeds:
-    @parameterized.expand(
-        [
-            (chosen,)
-            for chosen in (
-                # 61 and 17 rows dealt to four feeds, in batches of eight.
-                case(FOUR, (16, 15, 15, 15)),
-                case(FOUR, (5, 4, 4, 4), mesh="two", kind="tf"),
-                # Feeds that have ended, or never begin.
-                case(FOUR, (17, 0, 3, 0)),
-                case(FOUR, (3, 17, 1, 9), mesh="two", kind="py_dataset"),
-                case(FOUR, (1, 0, 0, 0), kind="tf_mapped", size=1),
-                case(FOUR, (9, 8, 8, 1), style="executions"),
-                case(FOUR, (9, 8, 0, 1), style="eagerly", kind="tf_filtered"),
-                # Processes that share a feed.
-                case(FOUR, (9, 20), mesh="halves"),
-                case(TWO, (19,), mesh="last", style="train_step"),
-                case(TWO, (19, 13), kind="jax"),
-            )
-        ],
-        name_func=_name,
-    )
+    @_cases(CASES)
     def test_every_row_once(self, chosen):
+        _run(chosen)
+
+    @_cases(REST)
+    @pytest.mark.full
+    def test_every_row_once_full(self, chosen):
         _run(chosen)
 
 

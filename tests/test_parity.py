@@ -23,8 +23,9 @@ def _name(function, _, parameters):
 
 
 def _run(processes, devices, case):
-    # XLA takes minutes to optimize the code of convolutions.
-    optimize = case in COVERING and case.model != "windows"
+    # How programs are partitioned is the same, and XLA takes minutes to
+    # optimize the code of convolutions.
+    optimize = case in COVERING and case.model != "windows" and processes == 1
     results = shared_cluster(processes, devices).call(
         parity.train, case, optimize=optimize
     )
@@ -59,43 +60,52 @@ class TestTwoProcesses:
     def test_2x4(self, case):
         _run(2, 4, case)
 
-    @_cases(REST)
+    @_cases(case for case in REST if case not in SPECIAL)
     @pytest.mark.matrix
     def test_2x4_rest(self, case):
         _run(2, 4, case)
 
+    @_cases(case for case in REST if case in SPECIAL)
+    @pytest.mark.full
+    def test_2x4_special(self, case):
+        _run(2, 4, case)
+
+
+# The covering ten are on four or on eight processes.
+EIGHT = COVERING[5:8]
+
 
 class TestFourProcesses:
-    @_cases(COVERING)
+    @_cases(case for case in COVERING if case not in EIGHT)
     def test_4x2(self, case):
         _run(4, 2, case)
 
-    @_cases(REST)
+    @_cases((*EIGHT, *REST))
     @pytest.mark.full
     def test_4x2_rest(self, case):
         _run(4, 2, case)
 
 
 class TestEightProcesses:
-    @_cases(COVERING[5:8])
+    @_cases(EIGHT)
     @pytest.mark.matrix
     def test_8x1(self, case):
         _run(8, 1, case)
 
-    @_cases(COVERING[:5] + COVERING[8:])
-    @pytest.mark.full
-    def test_8x1_covering(self, case):
-        _run(8, 1, case)
-
-    @_cases(REST)
+    @_cases(case for case in ALL + COVERING if case not in EIGHT)
     @pytest.mark.full
     def test_8x1_rest(self, case):
         _run(8, 1, case)
 
 
 class TestThreeProcesses:
-    @_cases(OVERLAPPING)
+    @_cases(OVERLAPPING[:1])
     def test_3x2(self, case):
+        _run(3, 2, case)
+
+    @_cases(OVERLAPPING[1:])
+    @pytest.mark.full
+    def test_3x2_rest(self, case):
         _run(3, 2, case)
 
 
