@@ -1,9 +1,14 @@
 """The command `meshdist`."""
 
 import argparse
+import importlib
+import math
+import os
+import sys
 from collections.abc import Sequence
 
-from keras_meshdist import cluster, demo
+from keras_meshdist import cluster, demo, layouts, reports
+from keras_meshdist.mesh import make_mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Keras on any device mesh and any number of processes.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_run):
+    for add in (_add_demo, _add_run, _add_inspect):
         add(commands)
     options = parser.parse_args(argv)
     return options.command(options)
@@ -116,3 +121,77 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
             parser.error(str(error))
 
     parser.set_defaults(command=run)
+
+
+def _add_inspect(commands: argparse._SubParsersAction) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "inspect",
+        help="show how layout rules split a model, without building it",
+        description="Prints how each variable of a model lies on a mesh, the "
+        "bytes on each device, and what is wrong with the layout rules. The "
+        "model takes no memory, and the devices needn't exist. Without "
+        "--layout the rules are those of `kmd.layouts.auto`: tensor "
+        "parallelism over the axis 'model', and large variables further over "
+        "the axis 'fsdp', where the mesh has them.",
+    )
+    parser.add_argument(
+        "model",
+        metavar="module:function",
+        help="function without arguments that returns the model",
+    )
+    parser.add_argument(
+        "--mesh",
+        required=True,
+        metavar="AXIS=SIZE,...",
+        help="the mesh, for instance model=4,batch=2",
+    )
+    parser.add_argument(
+        "--layout",
+        metavar="module:function",
+        help="function that takes the mesh and returns the layout map",
+    )
+
+    def run(options: argparse.Namespace) -> int:
+        sys.path.insert(0, os.getcwd())
+        try:
+            axes = _axes(options.mesh)
+            cluster.use_virtual_devices(math.prod(axes.values()))
+            mesh = make_mesh(axes)
+            build = _named(options.model)
+            if options.layout:
+                layout_map = _named(options.layout)(mesh)
+            else:
+                layout_map = layouts.auto(
+                    build,
+                    mesh,
+                    model_axis="model" if "model" in axes else None,
+                    fsdp_axis="fsdp" if "fsdp" in axes else None,
+                )
+            reports.inspect(build, layout_map)
+        except ValueError as error:
+            parser.error(str(error))
+        return 0
+
+    parser.set_defaults(command=run)
+
+
+def _axes(text: str) -> dict[str, int]:
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return {name.strip(): int(size) for name, size in pairs}
+    except ValueError:
+        raise ValueError(
+            "`--mesh` takes axes with their sizes. Received: "
+            f"{text!r}. Valid: model=4,batch=2."
+        ) from None
+
+
+def _named(text: str):
+    module, _, name = text.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            "A function is named by its module and its name. Received: "
+            f"{text!r} ({error}). Valid: my_module:build_model."
+        ) from None

@@ -67,7 +67,7 @@ ARROWS = {
     ],
     "cluster": ["coordination"],
     "demo": ["", "cluster", "keras_hooks", "predictions"],
-    "cli": ["cluster", "demo"],
+    "cli": ["cluster", "demo", "layouts", "mesh", "reports"],
     "__main__": ["cli"],
     "": [
         "abstract",
