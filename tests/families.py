@@ -181,3 +181,33 @@ def _train(name, lora, quantize):
         if len(v.shape) > 1
     )
     return numbers, weights, split
+
+
+def rules(name, axes, **arguments):
+    """Returns the rules that `auto` reads off a family, a line each."""
+    import keras
+
+    import keras_meshdist as kmd
+
+    keras.utils.clear_session()
+    devices = [f"cpu:{n}" for n in range(8)]
+    mesh = keras.distribution.DeviceMesh(
+        tuple(axes.values()), tuple(axes), devices
+    )
+    layout_map = kmd.layouts.auto(FAMILIES[name].build, mesh, **arguments)
+    lines = [
+        f"  {rule}: {layout_map[rule].axes}"
+        for rule in layout_map
+        if rule not in layout_map.optional
+    ]
+    return "\n".join([f"{name}:", *sorted(lines)])
+
+
+def golden():
+    """Returns the rules of all families, as `golden/layouts.txt` has them."""
+    axes = {"batch": 4, "model": 2}
+    return "\n".join(rules(name, axes) for name in FAMILIES) + "\n"
+
+
+if __name__ == "__main__":
+    print(golden(), end="")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pathlib
 
 import keras
 import numpy as np
@@ -177,3 +178,9 @@ def test_large_models_are_spread_evenly(build):
     total = sum(math.prod(r.shape) for r in report.rows)
     assert total > 2e10
     assert report.device_bytes * 256 < 1.05 * report.total_bytes
+
+
+def test_layouts_are_those_of_the_golden_file():
+    """`python -m tests.families > tests/golden/layouts.txt` writes it anew."""
+    written = pathlib.Path(__file__).parent / "golden" / "layouts.txt"
+    assert families.golden() == written.read_text()

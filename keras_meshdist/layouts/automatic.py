@@ -144,6 +144,7 @@ def auto(
         for d, uses in dimensions.uses().items()
         if any(use.kind == "gathered" and use.weights for use in uses)
     }
+    shared = {d for w in weights if w.work for d in w.dims}
     layouts, notes = {}, {}
     for weight, variable in zip(weights, variables, strict=True):
         axes = [()] * len(weight.shape)
@@ -161,11 +162,18 @@ def auto(
                 continue
             axes[d] = over
             taken |= set(over)
-        alone = not weight.work or looked_up & set(weight.dims)
-        if over_model and not taken and alone and len(axes) > 1:
-            # A table whose rows don't divide, or what the trace doesn't use.
+        table = looked_up & set(weight.dims)
+        if over_model and not taken and len(axes) > 1:
+            # A table whose rows don't divide goes by its columns. What isn't
+            # multiplied, such as positions, goes by what no weight shares.
+            free = [
+                d
+                for d, dim in enumerate(weight.dims)
+                if table or not (weight.work or dim in shared)
+            ]
+            pieces = _pieces(mesh, over_model)
             problem = _shard_further(
-                axes, weight.shape, over_model, _pieces(mesh, over_model), 0
+                axes, weight.shape, over_model, pieces, 0, free
             )
             reason = reason if problem else None
         if names["fsdp_axis"]:
@@ -222,7 +230,9 @@ def _expert_dimensions(dimensions, weights):
 
 
 def _is_expert(weight, dims):
-    return len(weight.dims) > 2 and bool(dims & set(weight.dims))
+    """Not the router, which has the experts as its outputs."""
+    many = len(weight.dims) > (2 if weight.work else 1)
+    return many and bool(dims & set(weight.dims))
 
 
 def _divisible(weights, dims, pieces):
@@ -240,7 +250,7 @@ def _divisible(weights, dims, pieces):
     }
 
 
-def _shard_further(axes, shape, over, pieces, min_size):
+def _shard_further(axes, shape, over, pieces, min_size, among=None):
     """Splits a variable further, along its largest dimension that divides.
 
     Changes `axes`, the tuple of axis names of each dimension. Returns why it
@@ -248,7 +258,8 @@ def _shard_further(axes, shape, over, pieces, min_size):
     """
     if math.prod(shape) < min_size:
         return f"fewer than {min_size} elements"
-    free = [d for d in range(len(shape)) if not axes[d] and shape[d] > 1]
+    among = range(len(shape)) if among is None else among
+    free = [d for d in among if not axes[d] and shape[d] > 1]
     for d in sorted(free, key=lambda d: -shape[d]):
         if shape[d] % pieces == 0:
             axes[d] = tuple(over)

@@ -75,11 +75,14 @@ def split_dimensions(weights, uses, pieces, excluded):
     }
     search = _Search(edges, exchanged)
     best, without = search.best(set()), set()
-    for dim in search.busiest(_BUSIEST):
-        other = search.best(without | {dim})
-        if other[0] < best[0]:
-            best = other
-            without.add(dim)
+    busiest = search.busiest(_BUSIEST)
+    # Each in turn, and, as an encoder and a decoder have a hidden size each,
+    # several at once.
+    for count, dim in enumerate(busiest, 1):
+        for tried in (without | {dim}, set(busiest[:count])):
+            other = search.best(tried)
+            if other[0] < best[0]:
+                best, without = other, tried
     return best[1]
 
 
