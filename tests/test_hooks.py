@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_meshdist as kmd
 from keras_meshdist import keras_hooks
 
 
@@ -153,3 +154,25 @@ def test_the_package_does_not_start_jax():
     )
     done = run(code, KERAS_BACKEND="jax", XLA_FLAGS="")
     assert done.stdout.split() == ["3"], done.stderr
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+def test_attention_on_tpu_is_one_that_xla_can_split(monkeypatch, given):
+    """By what Keras is asked for; compiling it takes a TPU's compiler."""
+    from keras_meshdist.keras_hooks import tensors
+
+    asked = []
+
+    def keras_function(query, key, value, bias=None, flash_attention=None):
+        asked.append(flash_attention)
+
+    class Device:
+        platform = "tpu"
+
+    attend = tensors.attention(keras_function)
+    with kmd.DataParallel().scope():
+        attend(1, 2, 3, flash_attention=given)
+        monkeypatch.setattr(jax, "devices", lambda: [Device()])
+        attend(1, 2, 3, flash_attention=given)
+    attend(1, 2, 3, flash_attention=given)
+    assert asked == [given, False if given is None else given, given]

@@ -22,14 +22,14 @@ def _name(function, _, parameters):
     return f"{function.__name__}_{parameters.args[0]}"
 
 
-def _run(processes, devices, case):
+def _run(processes, devices, case, everything=True):
     # How programs are partitioned is the same, and XLA takes minutes to
     # optimize the code of convolutions.
     optimize = case in COVERING and case.model != "windows" and processes == 1
     results = shared_cluster(processes, devices).call(
-        parity.train, case, optimize=optimize
+        parity.train, case, optimize=optimize, everything=everything
     )
-    parity.check(case, results)
+    parity.check(case, results, everything)
 
 
 def _cases(cases):
@@ -37,6 +37,7 @@ def _cases(cases):
 
 
 REST = tuple(case for case in ALL if case not in COVERING)
+PLAIN = tuple(case for case in REST if case not in SPECIAL)
 
 
 class TestOneProcess:
@@ -44,9 +45,19 @@ class TestOneProcess:
     def test_1x8(self, case):
         _run(1, 8, case)
 
-    @_cases(REST)
+    @_cases(PLAIN)
     @pytest.mark.matrix
     def test_1x8_rest(self, case):
+        _run(1, 8, case, everything=False)
+
+    @_cases(case for case in SPECIAL if case in REST)
+    @pytest.mark.matrix
+    def test_1x8_special(self, case):
+        _run(1, 8, case)
+
+    @_cases(PLAIN)
+    @pytest.mark.full
+    def test_1x8_everything(self, case):
         _run(1, 8, case)
 
     @_cases(WINDOWS)
@@ -60,14 +71,14 @@ class TestTwoProcesses:
     def test_2x4(self, case):
         _run(2, 4, case)
 
-    @_cases(case for case in REST if case not in SPECIAL)
+    @_cases(PLAIN)
     @pytest.mark.matrix
     def test_2x4_rest(self, case):
-        _run(2, 4, case)
+        _run(2, 4, case, everything=False)
 
-    @_cases(case for case in REST if case in SPECIAL)
+    @_cases(REST)
     @pytest.mark.full
-    def test_2x4_special(self, case):
+    def test_2x4_everything(self, case):
         _run(2, 4, case)
 
 

@@ -143,6 +143,12 @@ _HOOKS = (
         ("self", "reference_variable"),
     ),
     (backend, "convert_to_numpy", tensors.convert_to_numpy, ("x",)),
+    (
+        jax_nn,
+        "dot_product_attention",
+        tensors.attention,
+        ("query", "key", "value"),
+    ),
     (jax_nn, "conv", tensors.convolution, ("inputs", "kernel")),
     (jax_nn, "depthwise_conv", tensors.convolution, ("inputs", "kernel")),
     (jax_nn, "conv_transpose", tensors.convolution, ("inputs", "kernel")),

@@ -113,3 +113,26 @@ def convolution(keras_function):
         return distribution.convolve(keras_function, inputs, kernel, settings)
 
     return hook
+
+
+def attention(keras_function):
+    """On TPU Keras takes a fused kernel that XLA can't split over a mesh.
+
+    Compiling unmasked attention on a mesh then fails ("Mosaic kernels cannot
+    be automatically partitioned"), and where it doesn't, the kernel has a
+    causal mask that nobody asked for. Masked attention takes the plain path
+    anyhow. Wraps `dot_product_attention` of the JAX backend (Keras 3.7 to
+    3.16).
+    """
+    signature = inspect.signature(keras_function)
+
+    @functools.wraps(keras_function)
+    def hook(query, key, value, *args, **kwargs):
+        if ours() is not None and jax.devices()[0].platform == "tpu":
+            bound = signature.bind(query, key, value, *args, **kwargs)
+            if bound.arguments.get("flash_attention") is None:
+                bound.arguments["flash_attention"] = False
+            return keras_function(*bound.args, **bound.kwargs)
+        return keras_function(query, key, value, *args, **kwargs)
+
+    return hook
