@@ -22,13 +22,13 @@ CASES = (
     case(FOUR, (5, 4, 4, 4), mesh="two", kind="tf"),
     # Feeds that have ended, or never begin.
     case(FOUR, (17, 0, 3, 0)),
-    case(FOUR, (1, 0, 0, 0), kind="tf_mapped", size=1),
     case(TWO, (9, 8), style="eagerly", kind="tf_filtered"),
     # Processes that share a feed.
-    case(FOUR, (9, 20), mesh="halves"),
     case(TWO, (19,), mesh="last", style="train_step"),
 )
 REST = (
+    case(FOUR, (1, 0, 0, 0), kind="tf_mapped", size=1),
+    case(FOUR, (9, 20), mesh="halves"),
     case(FOUR, (3, 17, 1, 9), mesh="two", kind="py_dataset"),
     case(FOUR, (9, 8, 8, 1), style="executions"),
     case(FOUR, (9, 8, 0, 1), style="eagerly", kind="tf_filtered"),
