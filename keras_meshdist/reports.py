@@ -13,11 +13,11 @@ from rich.text import Text
 
 from keras_meshdist.abstract import abstract
 from keras_meshdist.layout import axes_of, layout_of, matching_rules, misfit
+from keras_meshdist.pictures import picture
 from keras_meshdist.unmatched import unmatched_rules
 
 # A replicated variable is worth a word from this part of all bytes on.
 _LARGE = 0.01
-_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Report:
                 "A picture needs the path of a variable. "
                 f"Received: path={path!r}. Nearest: {near}."
             )
-        return _picture(self.mesh, rows[path])
+        return picture(self.mesh, rows[path])
 
 
 def inspect(model, layout_map=None):
@@ -263,41 +263,6 @@ def _slots(model):
         if fitting:
             found[weights[max(fitting, key=len)]].append(slot)
     return found
-
-
-def _picture(mesh, row):
-    if len(mesh.shape) > 3:
-        raise ValueError(
-            f"A picture shows a mesh of at most three axes. Received: {mesh}."
-        )
-    names, shape = tuple(mesh.axis_names), tuple(mesh.shape)
-    sizes = dict(zip(names, shape, strict=True))
-    colors = {}
-
-    def cell(place):
-        where = dict(zip(names, place, strict=True))
-        bounds = []
-        for size, entry in zip(row.shape, row.axes, strict=True):
-            block = 0
-            for axis in axes_of(entry):
-                block = block * sizes[axis] + where[axis]
-            step = size // math.prod(sizes[a] for a in axes_of(entry))
-            bounds.append(f"{block * step}:{(block + 1) * step}")
-        text = f"[{', '.join(bounds)}]"
-        color = colors.setdefault(text, _COLORS[len(colors) % len(_COLORS)])
-        return Text(text, color)
-
-    flat = (1,) * (3 - len(shape)) + shape
-    tables = []
-    for i in range(flat[0]):
-        title = f"{names[0]}={i}" if len(shape) == 3 else row.path
-        table = Table(title=title, show_header=False, show_lines=True)
-        for j in range(flat[1]):
-            table.add_row(
-                *(cell((i, j, k)[3 - len(shape) :]) for k in range(flat[2]))
-            )
-        tables.append(table)
-    return Group(*tables)
 
 
 def _pieces(mesh, axes):

@@ -99,8 +99,9 @@ def test_the_class_alone_gives_the_same_rules(name):
     rules = kmd.layouts.for_backbone(cls, mesh)
     report = reports.examine(kmd.abstract(FAMILIES[name].build), rules)
     split = 2 * (1 - report.device_bytes / report.total_bytes)
-    # The rules don't know of the odd vocabulary of the small BERT.
-    assert split > (0.8 if name == "bert" else 0.95)
+    # The small models have an odd vocabulary, or one head of keys and values,
+    # of which the rules for their class know nothing.
+    assert split > (0.8 if name == "bert" else 0.9)
 
 
 def llama_405b():

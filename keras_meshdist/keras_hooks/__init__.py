@@ -48,6 +48,7 @@ from keras_meshdist.keras_hooks import (  # noqa: E402
     training,
 )
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
+    CUTS_RIGHT,
     agree_on_seed,
     forget_value,
     input_structure,
@@ -60,6 +61,7 @@ from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 
 __all__ = [
+    "CUTS_RIGHT",
     "HookedDistribution",
     "agree_on_seed",
     "forget_value",

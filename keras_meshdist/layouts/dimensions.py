@@ -10,7 +10,8 @@ axis is such a dimension, wherever it appears.
 import collections
 from typing import Any
 
-from keras_meshdist.layouts.operations import Array, Use, rule_of
+from keras_meshdist.layouts.operations import rule_of
+from keras_meshdist.layouts.uses import Array, Use
 
 
 class Dimensions:
