@@ -1,5 +1,6 @@
 """Any dataset, any batch size, any number of processes, against one device."""
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -12,8 +13,9 @@ from tests.kinds import NEEDS
 GRAIN_IN_KERAS = "keras.src.trainers.data_adapters.grain_dataset_adapter"
 # Cases of one process layout share its processes.
 PAIRWISE = sorted(conformance.pairwise(), key=lambda case: case.processes)
+WITH_AUC = {case for case in PAIRWISE if case.processes != (4, 2)}
 REST = sorted(
-    set(conformance.all_cases()) - set(PAIRWISE),
+    set(conformance.all_cases()) - WITH_AUC,
     key=lambda case: (case.processes, str(case)),
 )
 
@@ -50,7 +52,8 @@ class TestConformance:
 
     @_cases((4, 2))
     def test_pairwise_on_four_processes(self, case):
-        _run(case)
+        # Each of them compiles; the whole matrix has an AUC here too.
+        _run(dataclasses.replace(case, auc=False))
 
     @parameterized.expand([(case,) for case in REST], name_func=_name)
     @pytest.mark.full

@@ -22,7 +22,6 @@ CASES = (
     case(FOUR, (5, 4, 4, 4), mesh="two", kind="tf"),
     # Feeds that have ended, or never begin.
     case(FOUR, (17, 0, 3, 0)),
-    case(TWO, (9, 8), style="eagerly", kind="tf_filtered"),
     # Processes that share a feed.
     case(TWO, (19,), mesh="last", style="train_step"),
 )

@@ -121,14 +121,9 @@ class TestThreeProcesses:
 
 
 class TestMoreDevicesThanRows:
-    @_cases(SMALL_BATCHES[:1])
-    @pytest.mark.matrix
-    def test_8x4(self, case):
-        _run(8, 4, case)
-
-    @_cases(SMALL_BATCHES[1:])
+    @_cases(SMALL_BATCHES)
     @pytest.mark.full
-    def test_8x4_rest(self, case):
+    def test_8x4(self, case):
         _run(8, 4, case)
 
     @_cases(POD[:1])
