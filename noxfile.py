@@ -51,6 +51,7 @@ def hub(session):
         "-m",
         "full or not full",
         "tests/test_hub.py",
+        "tests/test_families.py",
         *session.posargs,
     )
 
@@ -66,6 +67,7 @@ def full(session):
             "full",
             "--ignore=tests/upstream",
             "--ignore=tests/test_hub.py",
+            "--ignore=tests/test_families.py",
         ],
     )
 
