@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from packaging.version import Version
 
 from keras_meshdist.batches import place
 from keras_meshdist.padded import PaddedBatch
@@ -139,6 +140,10 @@ def test_eager_mapping_is_refused(padded, function):
         function(padded)
 
 
+@pytest.mark.skipif(
+    Version(jax.__version__) < Version("0.6.2"),
+    reason="XLA gets uneven rows wrong there, so they go to every device",
+)
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad])
 def test_inside_jit_the_rows_stay_split(padded, transform):
     """Each device multiplies its own four rows; none are sent before."""
