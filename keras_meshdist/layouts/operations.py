@@ -216,12 +216,25 @@ def _call(of, equation, operands):
 
 def _scan(of, equation, operands):
     body = _open(equation.params["jaxpr"])
-    consts = equation.params["num_consts"]
-    carried = equation.params["num_carry"]
-    first = operands[: consts + carried]
-    each = [Array(a.dims[1:], a.weights) for a in operands[len(first) :]]
-    results = of.run(body, (), [*first, *each])
-    for one, other in zip(first[consts:], results[:carried], strict=True):
+    # Constants, what is carried, and what is gone through, which within has a
+    # dimension less. (How parameters count them differs between versions.)
+    through = [
+        len(outer.aval.shape) > len(inner.aval.shape)
+        for outer, inner in zip(equation.invars, body.invars, strict=True)
+    ]
+    each = [
+        Array(array.dims[1:], array.weights) if part else array
+        for array, part in zip(operands, through, strict=True)
+    ]
+    results = of.run(body, (), each)
+    carried = sum(
+        len(outer.aval.shape) == len(inner.aval.shape)
+        for outer, inner in zip(equation.outvars, body.outvars, strict=True)
+    )
+    first = [a for a, part in zip(operands, through, strict=True) if not part]
+    for one, other in zip(
+        first[len(first) - carried :], results[:carried], strict=True
+    ):
         _join_all(of, one, other)
     return [
         *results[:carried],
