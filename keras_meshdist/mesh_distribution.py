@@ -233,6 +233,20 @@ class MeshDistribution(keras_hooks.HookedDistribution):
             self._batch_axes,
         )
 
+    def keep_whole(self, array, dimension):
+        spec = [jax.sharding.PartitionSpec.UNCONSTRAINED] * array.ndim
+        spec[dimension] = None
+        return jax.lax.with_sharding_constraint(
+            array,
+            jax.sharding.NamedSharding(
+                jax_mesh(self.device_mesh), jax.sharding.PartitionSpec(*spec)
+            ),
+        )
+
+    @property
+    def num_devices(self):
+        return self.device_mesh.devices.size
+
     def fetch(self, outputs, batch, wait):
         if self.num_processes > 1:
             return predictions.fetch_outputs(outputs, self._rows_of(batch))

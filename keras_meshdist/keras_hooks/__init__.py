@@ -48,7 +48,6 @@ from keras_meshdist.keras_hooks import (  # noqa: E402
     training,
 )
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
-    CUTS_RIGHT,
     agree_on_seed,
     forget_value,
     input_structure,
@@ -61,7 +60,6 @@ from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 
 __all__ = [
-    "CUTS_RIGHT",
     "HookedDistribution",
     "agree_on_seed",
     "forget_value",
@@ -192,6 +190,12 @@ def install():
     for name, primitive in primitives.items():
         _undo[f"jax._src.lax.slicing.{name}_p"] = functools.partial(
             lowering.unhook, primitive, lowering.hook(primitive)
+        )
+    if Version(jax.__version__) < Version("0.6.2"):
+        _undo["jax._src.lax.lax.concatenate_p"] = functools.partial(
+            lowering.unhook,
+            lowering.concatenation,
+            lowering.hook_concatenation(),
         )
     if Version(jax.__version__) < Version("0.5"):
         before = getattr(jax.config, _THREEFRY)

@@ -12,15 +12,10 @@ from keras.src.backend.common import global_state
 from keras.src.backend.jax import distribution_lib as jax_distribution
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.utils import rng_utils
-from packaging.version import Version
 
 from keras_meshdist import coordination
 from keras_meshdist.arrays import ArrayRows
 
-# Of an array whose rows and columns are split over one axis in turn, XLA takes
-# parts of the columns wrongly on JAX 0.4.38: gradients of an LSTM are wrong. It
-# is right on JAX 0.10; where it was mended isn't known.
-CUTS_RIGHT = Version(jax.__version__) >= Version("0.6.2")
 # Seconds for the slowest process to import its libraries and data.
 _PATIENCE = 600.0
 

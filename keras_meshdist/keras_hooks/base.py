@@ -38,6 +38,18 @@ class HookedDistribution(abc.ABC):
         """Calls Keras' function for a convolution; `settings` are the rest."""
 
     @abc.abstractmethod
+    def keep_whole(self, array, dimension):
+        """Constrains an array in a program not to be split along a dimension.
+
+        `dimension` is a number; how the others are split is XLA's affair.
+        """
+
+    @property
+    @abc.abstractmethod
+    def num_devices(self):
+        """Number of devices in the mesh."""
+
+    @abc.abstractmethod
     def fetch(self, outputs, batch, wait):
         """Brings predictions to this process, if they aren't or if `wait`."""
 

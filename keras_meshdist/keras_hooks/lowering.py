@@ -1,11 +1,15 @@
-"""The hook on how JAX turns scatters into programs."""
+"""Hooks on how JAX turns scatters and concatenations into programs."""
 
+import contextvars
 import functools
 
 from jax._src.interpreters import mlir
-from jax._src.lax import slicing
+from jax._src.lax import lax, slicing
 
 from keras_meshdist import scatters
+from keras_meshdist.keras_hooks.base import ours
+
+concatenation = lax.concatenate_p
 
 _SCATTERS = (
     "scatter",
@@ -67,3 +71,48 @@ def hook(primitive):
 def unhook(primitive, before):
     """Registers again what was registered before."""
     mlir._lowerings[primitive] = before
+
+
+_inside = contextvars.ContextVar("inside_concatenation", default=False)
+
+
+def hook_concatenation():
+    """XLA concatenates wrongly along a dimension that is split.
+
+    On JAX before 0.6.2: the gradient of an LSTM, whose gates are cut out of
+    one product and come together again, is too large or too small. So that
+    dimension is kept whole there, whatever the others are. Wraps the rule by
+    which JAX lowers `concatenate`, in programs for the devices of a mesh.
+
+    Returns:
+        What was registered before.
+    """
+    before = mlir._lowerings[concatenation]
+    rule = getattr(before, "rule", before)
+
+    def concatenate(distribution, *arrays, dimension):
+        whole = [distribution.keep_whole(a, dimension) for a in arrays]
+        joined = concatenation.bind(*whole, dimension=dimension)
+        return distribution.keep_whole(joined, dimension)
+
+    def lower(context, *arrays, dimension):
+        distribution = ours()
+        around = context.module_context.axis_context
+        if (
+            distribution is None
+            or _inside.get()
+            or getattr(around, "manual_axes", None)
+            or getattr(around, "num_devices", 1) != distribution.num_devices
+        ):
+            return rule(context, *arrays, dimension=dimension)
+        token = _inside.set(True)
+        try:
+            return mlir.lower_fun(
+                functools.partial(concatenate, distribution),
+                multiple_results=False,
+            )(context, *arrays, dimension=dimension)
+        finally:
+            _inside.reset(token)
+
+    mlir.register_lowering(concatenation, lower)
+    return before

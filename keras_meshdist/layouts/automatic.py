@@ -73,7 +73,7 @@ def auto(
     )
     model = abstract(model_or_build_fn)
     dimensions, variables = trace(model)
-    weights = weights_of(dimensions, variables)
+    weights, uses = weights_of(dimensions, variables), dimensions.uses()
     experts = _expert_dimensions(dimensions, weights)
     over_model = names["model_axis"]
     split = {}
@@ -93,9 +93,8 @@ def auto(
             | dimensions.between_activations()
             | experts
         )
-        chosen = split_dimensions(rest, dimensions.uses(), pieces, excluded)
+        chosen = split_dimensions(rest, uses, pieces, excluded)
         split.update(dict.fromkeys(chosen, over_model))
-    uses = dimensions.uses()
     looked_up = {
         d
         for d, found in uses.items()

@@ -114,8 +114,6 @@ def shard_further(axes, shape, over, pieces, min_size, among=None, cut=()):
         return f"fewer than {min_size} elements"
     among = range(len(shape)) if among is None else among
     free = [d for d in among if not axes[d] and shape[d] > 1]
-    if not keras_hooks.CUTS_RIGHT:
-        free = [d for d in free if d not in cut]
     for d in sorted(free, key=lambda d: (d in cut, -shape[d])):
         if shape[d] % pieces == 0:
             axes[d] = tuple(over)
