@@ -1,14 +1,25 @@
 """What `fit` takes besides a dataset, on two processes, against one device."""
 
+import keras
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from tests import fits
 from tests.clusters import shared_cluster
 
+# What Keras 3.7 does on one device.
+NOT_ON_3_7 = {
+    fits.no_weights: "it fails on a leaf that is None",
+    fits.py_dataset_in_processes: "its look-ahead takes batches of the first "
+    "epoch away when a model is built, and so changes their order",
+}
+
 
 @pytest.mark.parametrize("variant", fits.VARIANTS, ids=lambda f: f.__name__)
 def test_it_equals_one_device(variant):
+    if variant in NOT_ON_3_7 and Version(keras.__version__) < Version("3.8"):
+        pytest.skip(f"Keras 3.7 on one device: {NOT_ON_3_7[variant]}")
     cluster = shared_cluster(2, 4)
     expected = cluster.call(fits.run, variant, {})[0]
     for got in cluster.call(fits.run, variant, {"m": 2, "b": 4}):

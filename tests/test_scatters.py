@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from packaging.version import Version
 
 from keras_meshdist import keras_hooks
 from keras_meshdist.batches import place
@@ -156,6 +157,10 @@ def test_what_was_traced_before_is_right_too():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+@pytest.mark.skipif(
+    Version(jax.__version__) < Version("0.6.2"),
+    reason="padded batches aren't split there, so that none is uneven",
+)
 def test_the_hook_is_what_makes_it_right():
     plain, placed = batches(13, (4, 2), "a", False)
     keras_hooks.remove()
