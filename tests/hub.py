@@ -55,11 +55,15 @@ def train(case):
 
 def generate(axes, prompts, sampler):
     """Returns what a small Gemma generates from so many prompts."""
+    import jax
     import keras
     import keras_hub
 
     import keras_meshdist as kmd
 
+    # KerasHub's samplers mix kinds of integers otherwise.
+    jax.config.update("jax_enable_x64", False)
+    keras.config.set_floatx("float32")
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     dist = None

@@ -52,8 +52,16 @@ def check(name, axes, further, **how):
     )
     assert not none
     assert split
-    for one, other in zip(expected, numbers, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-8)
+    # KerasHub computes in float32 in part, and what is quantized falls to
+    # either side of a step.
+    fine = 5e-7, 5e-7, 2e-6
+    coarse = 5e-7, 1e-4, 1e-2
+    tolerances = coarse if "quantize" in how else fine
+    for one, other, tolerance in zip(
+        expected, numbers, tolerances, strict=True
+    ):
+        worst = np.max(np.abs(other - one)) / np.max(np.abs(one))
+        assert worst < tolerance, worst
     for (path, one), other in zip(
         weights.items(), others.values(), strict=True
     ):
