@@ -4,9 +4,12 @@ The functions here run in the processes of a cluster; `check` and the choice of
 cases run in the test.
 """
 
+import atexit
 import dataclasses
 import functools
 import itertools
+import shutil
+import tempfile
 
 import numpy as np
 
@@ -54,8 +57,11 @@ class Case:
 
     @property
     def data(self):
-        # With workers Keras reads in another order, also on one device.
-        own = self.kind == "py_dataset_workers" and self.style != "loop"
+        # Keras itself reads in another order with workers, and ends an epoch
+        # of several steps an execution differently if it knows its length.
+        own = self.style == "executions" or (
+            self.kind == "py_dataset_workers" and self.style != "loop"
+        )
         kind = "feeds" if self.feeds else self.kind if own else "numpy"
         return dataclasses.replace(self, kind=kind, processes=(), mesh="")
 
@@ -86,9 +92,14 @@ def pairwise():
         shapes = 1 if rows % batch == 0 else 2
         return -processes * shapes * (3 if style == "eagerly" else 1)
 
+    programs = set()
     candidates = list(itertools.product(*factors))
     while pairs:
-        best = max(candidates, key=lambda case: (len(of(case)), cheap(case)))
+        best = max(
+            candidates,
+            key=lambda case: (len(of(case)), case[1:] in programs, cheap(case)),
+        )
+        programs.add(best[1:])
         pairs -= of(best)
         yield Case(*best)
 
@@ -101,6 +112,11 @@ def train(case):
     import keras_meshdist as kmd
 
     jax.config.update("jax_disable_most_optimizations", True)
+    if jax.process_count() == 1:
+        # Kinds of datasets share programs; several processes can't keep them.
+        jax.config.update("jax_compilation_cache_dir", _programs())
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
     keras.utils.clear_session()
@@ -120,6 +136,13 @@ def train(case):
         return (_loop if case.style == "loop" else _fit)(case)
     finally:
         keras.distribution.set_distribution(None)
+
+
+@functools.cache
+def _programs():
+    folder = tempfile.mkdtemp(prefix="meshdist-programs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def arrays(case):
