@@ -4,8 +4,8 @@ import difflib
 
 import keras
 
-from keras_meshdist.layout import axes_of
 from keras_meshdist.mesh import make_mesh
+from keras_meshdist.pieces import axes_of
 
 _OF_ALL = ["batch_dim_name", "auto_shard_dataset", "data_timeout"]
 
@@ -31,7 +31,8 @@ def check_arguments(args, layout_map, kwargs):
             f"device_mesh={device_mesh}, layout_map with "
             f"{layout_map.device_mesh}. Leave `device_mesh` out."
         )
-    _check_names("ModelParallel", ["layout_map", *_OF_ALL], kwargs)
+    valid = ["layout_map", *_OF_ALL, "sequence_dim_name"]
+    _check_names("ModelParallel", valid, kwargs)
 
 
 def mesh_of(device_mesh, devices, kwargs):
@@ -90,5 +91,19 @@ def batch_axes(batch_dim_name, mesh):
             "`batch_dim_name` must be an axis of the mesh, or a sequence of "
             f"different ones. Received: batch_dim_name={batch_dim_name!r}. "
             f"Valid axes: {list(names)}."
+        )
+    return axes
+
+
+def sequence_axes(sequence_dim_name, batch_axes, mesh):
+    """Returns the tuple of the mesh axes over which sequences are split."""
+    axes = axes_of(sequence_dim_name)
+    free = [axis for axis in mesh.axis_names if axis not in batch_axes]
+    if set(axes) - set(free) or len(set(axes)) != len(axes):
+        raise ValueError(
+            "`sequence_dim_name` must be an axis of the mesh over which rows "
+            "aren't split, or a sequence of different ones. Received: "
+            f"sequence_dim_name={sequence_dim_name!r}, batch_dim_name="
+            f"{batch_axes!r}. Valid axes: {free}."
         )
     return axes

@@ -11,17 +11,18 @@ from keras_meshdist.arguments import (
     check_arguments,
     default_batch_axes,
     mesh_of,
+    sequence_axes,
 )
 from keras_meshdist.layout import (
     TensorLayout,
     check_layout,
     find_rule,
     layout_of,
-    misfit,
 )
 from keras_meshdist.mesh import check_axis_names
 from keras_meshdist.mesh_distribution import MeshDistribution
 from keras_meshdist.model_layout_map import ModelLayoutMap
+from keras_meshdist.pieces import misfit
 
 # What an optimizer is creating at the moment: None, or a tuple that holds the
 # model variable to which the new slot belongs (or None).
@@ -61,6 +62,10 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
         data_timeout: float, seconds. On several processes it is an error, on
             all of them, when one takes longer to read a batch, or gives no
             sign of life for so long. Defaults to 60.
+        sequence_dim_name: str, or sequence of str: the mesh axis or axes over
+            which the second dimension of data is split, wherever it divides.
+            Defaults to the `sequence_axis` of a layout map that
+            `kmd.layouts.auto` made, else to none.
 
     Raises:
         ValueError: if an argument is unknown or malformed, the mesh has empty
@@ -76,6 +81,7 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
         batch_dim_name=None,
         auto_shard_dataset=True,
         data_timeout=60.0,
+        sequence_dim_name=None,
         **kwargs,
     ):
         check_arguments(args, layout_map, kwargs)
@@ -85,9 +91,20 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
             check_layout(layout_of(layout_map, rule))
         if batch_dim_name is None:
             batch_dim_name = default_batch_axes(layout_map)
-        self._split_rows(mesh, batch_axes(batch_dim_name, mesh))
+        rows = batch_axes(batch_dim_name, mesh)
+        if sequence_dim_name is None:
+            sequence_dim_name = getattr(layout_map, "sequence_axes", ())
+        self._split_data(
+            mesh, rows, sequence_axes(sequence_dim_name, rows, mesh)
+        )
         super().__init__(layout_map=layout_map, batch_dim_name=self._batch_name)
         self._start(auto_shard_dataset, data_timeout)
+
+    @property
+    def sequence_dim_name(self):
+        """The sequence axis' name, the tuple of them, or `None`."""
+        axes = self._sequence_axes
+        return axes if len(axes) > 1 else next(iter(axes), None)
 
     def get_variable_layout(self, variable):
         """Returns the layout that the rules give a variable.
@@ -106,30 +123,50 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
         if given is not None:
             return given
         slot = _optimizer_slot.get()
-        if slot is not None and slot[0] is not None:
-            variable = slot[0]
-        # An optimizer's path has the weight's path within it, so a rule that
-        # may match a part would match more than it means.
-        path, adapt = variable.path, None
-        if isinstance(self._layout_map, ModelLayoutMap):
-            path = self._layout_map.as_built(path, variable.shape)
-            adapt = self._layout_map.adapt
-        rule = find_rule(self._layout_map, path, search=slot is None)
-        layout = layout_of(self._layout_map, rule)
-        problem = layout and misfit(layout, variable.shape, self.device_mesh)
-        if problem and slot is None and adapt:
-            return adapt(variable, layout)
-        if problem and slot is None:
+        if slot is None:
+            return self._layout_of_weight(variable)
+        return self._layout_of_slot(variable, *slot)
+
+    def _layout_of_weight(self, variable):
+        path, layout_map = variable.path, self._layout_map
+        if isinstance(layout_map, ModelLayoutMap):
+            path = layout_map.as_built(path, variable.shape)
+        rule = find_rule(layout_map, path)
+        layout = layout_of(layout_map, rule)
+        if layout is None:
+            return self._whole(variable)
+        problem = misfit(layout.axes, variable.shape, self.device_mesh)
+        if problem and isinstance(layout_map, ModelLayoutMap):
+            return layout_map.adapt(variable, layout)
+        if problem:
             raise ValueError(
                 f"The layout of a variable must fit its shape: {problem}. "
                 f"Received: variable {variable.path!r} of shape "
                 f"{tuple(variable.shape)}, rule {rule!r} with "
                 f"axes={layout.axes}, {self.device_mesh}."
             )
-        if layout is None or problem:
-            axes = [None] * len(variable.shape)
-            return TensorLayout(axes, self.device_mesh)
         return layout
+
+    def _layout_of_slot(self, slot, weight):
+        layout_map = self._layout_map
+        made = isinstance(layout_map, ModelLayoutMap)
+        layout = weight is not None and keras_hooks.layout_given(weight)
+        if not layout:
+            path = slot.path if weight is None else weight.path
+            if made and weight is not None:
+                path = layout_map.as_built(path, weight.shape)
+            # An optimizer's path has the weight's path within it, so a rule
+            # that may match a part would match more than it means.
+            rule = find_rule(layout_map, path, search=False)
+            layout = layout_of(layout_map, rule)
+        if not layout or misfit(layout.axes, slot.shape, self.device_mesh):
+            return self._whole(slot)
+        if made and weight is not None:
+            return layout_map.of_slot(layout, slot.shape)
+        return layout
+
+    def _whole(self, variable):
+        return TensorLayout([None] * len(variable.shape), self.device_mesh)
 
     def get_tensor_layout(self, path):
         """Returns the layout that the rules give a layer's output.
@@ -143,7 +180,13 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
         Raises:
             ValueError: if two rules match.
         """
-        return layout_of(self._layout_map, find_rule(self._layout_map, path))
+        layout_map = self._layout_map
+        if not isinstance(layout_map, ModelLayoutMap):
+            return layout_of(layout_map, find_rule(layout_map, path))
+        rule = find_rule(layout_map, layout_map.as_built(path))
+        if rule in layout_map.activations:
+            return layout_map.of_output(rule, self._batch_axes)
+        return layout_of(layout_map, rule)
 
     @contextlib.contextmanager
     def creating_slot(self, reference):
@@ -154,6 +197,11 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
             yield
         finally:
             _optimizer_slot.reset(token)
+
+    @property
+    def lays_out_slot(self):
+        slot = _optimizer_slot.get()
+        return slot is not None and slot[0] is not None
 
     def model_is_whole(self, model):
         unmatched.judge(model, self._layout_map)
@@ -208,7 +256,7 @@ class DataParallel(MeshDistribution, keras.distribution.DataParallel):
         check_axis_names(names)
         if batch_dim_name is None:
             batch_dim_name = names
-        self._split_rows(mesh, batch_axes(batch_dim_name, mesh))
+        self._split_data(mesh, batch_axes(batch_dim_name, mesh))
         # Keras' DataParallel warns of every mesh with several axes.
         super(keras.distribution.DataParallel, self).__init__(mesh)
         self._start(auto_shard_dataset, data_timeout)
@@ -239,6 +287,10 @@ class DataParallel(MeshDistribution, keras.distribution.DataParallel):
 
     def creating_slot(self, reference):
         return contextlib.nullcontext()
+
+    @property
+    def lays_out_slot(self):
+        return False
 
     def model_is_whole(self, model):
         pass

@@ -1,7 +1,6 @@
 """Layouts: which mesh axes split which dimensions, and rules for them."""
 
 import functools
-import math
 import re
 import warnings
 
@@ -9,6 +8,7 @@ import jax
 import keras
 
 from keras_meshdist.mesh import check_axis_names, jax_mesh
+from keras_meshdist.pieces import axes_of, what_divides
 
 ON_UNMATCHED = ("warn", "raise", "ignore")
 
@@ -76,6 +76,21 @@ class TensorLayout(keras.distribution.TensorLayout):
         return self._sharding
 
 
+class ActivationLayout(TensorLayout):
+    """The layout of those of a layer's outputs that it fits.
+
+    A layer may return several arrays, and others when it generates than when
+    it trains. Rows need not divide.
+    """
+
+    def fitting(self, shape):
+        """Returns the `TensorLayout` for an output, or `None`."""
+        if len(shape) != len(self.axes):
+            return None
+        rest = what_divides(self.axes[1:], shape[1:], self.device_mesh)
+        return TensorLayout((self.axes[0], *rest), self.device_mesh)
+
+
 def check_layout(layout):
     """Raises a ValueError if a layout's axes are repeated or not its mesh's.
 
@@ -111,13 +126,6 @@ def _entry(entry, axes):
         "Each entry of a layout must be None, an axis name, or a sequence of "
         f"axis names. Received: {entry!r} in axes={axes!r}."
     )
-
-
-def axes_of(entry):
-    """Returns a layout entry's axis names as a tuple."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 class LayoutMap(keras.distribution.LayoutMap):
@@ -274,24 +282,6 @@ def layout_of(layout_map, rule):
         return None
     # Keras' own lookup finds an exact key first, on every version.
     return keras.distribution.LayoutMap.__getitem__(layout_map, rule)
-
-
-def misfit(layout, shape, mesh):
-    """Says in words why a layout doesn't fit a shape; None if it does."""
-    if len(layout.axes) != len(shape):
-        return (
-            f"the layout has {len(layout.axes)} entries, the shape has "
-            f"{len(shape)} dimensions"
-        )
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    for dimension, entry in enumerate(layout.axes):
-        pieces = math.prod(sizes[axis] for axis in axes_of(entry))
-        if shape[dimension] % pieces:
-            return (
-                f"dimension {dimension} of size {shape[dimension]} doesn't "
-                f"divide by the {pieces} pieces of axis {entry!r}"
-            )
-    return None
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -17,8 +17,14 @@ from keras_meshdist import (
     keras_hooks,
     predictions,
 )
-from keras_meshdist.layout import TensorLayout, constrain, sharding_of
+from keras_meshdist.layout import (
+    ActivationLayout,
+    TensorLayout,
+    constrain,
+    sharding_of,
+)
 from keras_meshdist.mesh import jax_mesh, process_ids
+from keras_meshdist.pieces import pieces_of
 
 
 class MeshDistribution(keras_hooks.HookedDistribution):
@@ -28,9 +34,9 @@ class MeshDistribution(keras_hooks.HookedDistribution):
     lie. It comes before a class of Keras among the bases.
     """
 
-    def _split_rows(self, mesh, batch_axes):
+    def _split_data(self, mesh, batch_axes, sequence_axes=()):
         """Reads off the mesh which process needs which rows."""
-        self._batch_axes = batch_axes
+        self._batch_axes, self._sequence_axes = batch_axes, sequence_axes
         self._feeds = feeds.Feeds.from_mesh(
             process_ids(jax_mesh(mesh)), mesh.axis_names, batch_axes
         )
@@ -145,13 +151,17 @@ class MeshDistribution(keras_hooks.HookedDistribution):
                 scalar, which is replicated.
 
         Returns:
-            A `TensorLayout`.
+            A `TensorLayout`. With a sequence axis the second dimension is
+            split over it, if it divides.
         """
-        rank = len(data_shape)
-        if rank not in self._data_layouts:
-            axes = (self._batch_name, *[None] * (rank - 1))[:rank]
-            self._data_layouts[rank] = TensorLayout(axes, self.device_mesh)
-        return self._data_layouts[rank]
+        rank, mesh = len(data_shape), self.device_mesh
+        pieces = pieces_of(mesh, self._sequence_axes)
+        splits = rank > 1 and pieces > 1 and data_shape[1] % pieces == 0
+        if (rank, splits) not in self._data_layouts:
+            second = self._sequence_axes if splits else None
+            axes = (self._batch_name, second, *[None] * (rank - 2))[:rank]
+            self._data_layouts[rank, splits] = TensorLayout(axes, mesh)
+        return self._data_layouts[rank, splits]
 
     # What the hooks call.
 
@@ -210,10 +220,14 @@ class MeshDistribution(keras_hooks.HookedDistribution):
     def place_output(self, tensor, layout):
         if not hasattr(tensor, "shape"):
             return tensor
-        if layout is self._data_layouts.get(len(tensor.shape)) and not (
-            isinstance(tensor, jax.core.Tracer)
+        if any(layout is other for other in self._data_layouts.values()) and (
+            not isinstance(tensor, jax.core.Tracer)
         ):
             return self.place_batch(tensor)  # as KerasHub's `generate` does
+        if isinstance(layout, ActivationLayout):
+            layout = layout.fitting(tensor.shape)
+            if layout is None:
+                return tensor
         if len(layout.axes) != len(tensor.shape):
             raise ValueError(
                 "The layout of a layer's output must have an entry for each "

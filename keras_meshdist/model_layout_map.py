@@ -3,7 +3,13 @@
 import collections
 import re
 
-from keras_meshdist.layout import LayoutMap, TensorLayout, misfit
+from keras_meshdist.layout import ActivationLayout, LayoutMap, TensorLayout
+from keras_meshdist.pieces import (
+    as_entries,
+    axes_of,
+    shard_further,
+    what_divides,
+)
 
 _NUMBER = re.compile(r"_\d+$")
 
@@ -35,18 +41,26 @@ class ModelLayoutMap(LayoutMap):
                     known.append(number)
         # How far the numbers of the build at hand are from those.
         self._shifts = {}
-        self.optional = set()
         self.notes = {}
+        # Rules for what the model need not have.
+        self.optional = set()
+        # Rules for what layers return, whose first entry stands for the rows.
+        self.activations = set()
+        self.sequence_axes = ()
+        self.optimizer_axes, self.min_size = (), 0
 
-    def as_built(self, path, shape):
-        """Returns the path that a variable had in the model of the rules."""
+    def as_built(self, path, shape=None):
+        """Returns the path that a variable had in the model of the rules.
+
+        Without a shape, that of a layer whose variables are there.
+        """
         names = path.split("/")
         bases = [split_number(name)[0] for name in names]
         unknown = [b for b in dict.fromkeys(bases) if self._numbers.get(b)]
         if not unknown:
             return path
         renamed = self._renamed(names, self._shifts)
-        if self._shapes.get(renamed) == tuple(shape):
+        if shape is None or self._shapes.get(renamed) == tuple(shape):
             return renamed
         # The first of another build.
         shifts = dict(self._shifts)
@@ -67,15 +81,33 @@ class ModelLayoutMap(LayoutMap):
         another shape.
         """
         shape, mesh = variable.shape, self.device_mesh
-        axes = [None] * len(shape)
+        axes = (None,) * len(shape)
         if len(layout.axes) == len(shape):
-            for d, entry in enumerate(layout.axes):
-                one = [None] * len(shape)
-                one[d] = entry
-                if not misfit(TensorLayout(one, mesh), shape, mesh):
-                    axes[d] = entry
+            axes = what_divides(layout.axes, shape, mesh)
         self.notes[variable.path] = f"{layout.axes} doesn't fit {shape}"
         return TensorLayout(axes, mesh)
+
+    def of_output(self, rule, batch_axes):
+        """Returns the layout of a rule in `activations`.
+
+        Args:
+            rule: str.
+            batch_axes: tuple of str.
+        """
+        layout = self[rule]
+        return ActivationLayout(
+            (batch_axes, *layout.axes[1:]), layout.device_mesh
+        )
+
+    def of_slot(self, layout, shape):
+        """Returns the layout of an optimizer's variable, by its weight's."""
+        used = {axis for entry in layout.axes for axis in axes_of(entry)}
+        over = [axis for axis in self.optimizer_axes if axis not in used]
+        if not over:
+            return layout
+        axes, mesh = [axes_of(entry) for entry in layout.axes], self.device_mesh
+        shard_further(axes, shape, mesh, over, self.min_size)
+        return TensorLayout(as_entries(axes), mesh)
 
     def _renamed(self, names, shifts):
         found = []

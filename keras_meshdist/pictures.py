@@ -1,12 +1,10 @@
 """Pictures of which part of an array each device of a mesh holds."""
 
-import math
-
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from keras_meshdist.layout import axes_of
+from keras_meshdist.pieces import axes_of, pieces_of
 
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
@@ -27,7 +25,7 @@ def picture(mesh, row):
             block = 0
             for axis in axes_of(entry):
                 block = block * sizes[axis] + where[axis]
-            step = size // math.prod(sizes[a] for a in axes_of(entry))
+            step = size // pieces_of(mesh, entry)
             bounds.append(f"{block * step}:{(block + 1) * step}")
         text = f"[{', '.join(bounds)}]"
         color = colors.setdefault(text, _COLORS[len(colors) % len(_COLORS)])

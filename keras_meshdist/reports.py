@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_meshdist.abstract import abstract
-from keras_meshdist.layout import axes_of, layout_of, matching_rules, misfit
+from keras_meshdist.layout import TensorLayout, layout_of, matching_rules
 from keras_meshdist.pictures import picture
+from keras_meshdist.pieces import axes_of, misfit, pieces_of
 from keras_meshdist.unmatched import unmatched_rules
 
 # A replicated variable is worth a word from this part of all bytes on.
@@ -170,7 +171,7 @@ def examine(model, layout_map):
     for variable in model.variables:
         rule, axes, found = _layout(layout_map, variable)
         findings += found
-        pieces = _pieces(mesh, axes)
+        pieces = pieces_of(mesh, *axes)
         size = _itemsize(variable.dtype)
         rows.append(
             Row(
@@ -180,7 +181,10 @@ def examine(model, layout_map):
                 axes,
                 math.prod(variable.shape) * size // pieces,
                 rule,
-                sum(_bytes(slot) for slot in slots[variable.path]) // pieces,
+                sum(
+                    _slot_bytes(layout_map, axes, slot)
+                    for slot in slots[variable.path]
+                ),
             )
         )
     findings += [
@@ -191,9 +195,12 @@ def examine(model, layout_map):
     used = {a for row in rows for entry in row.axes for a in axes_of(entry)}
     outputs = [layout_of(layout_map, rule).axes for rule in layout_map]
     used |= {a for axes in outputs for entry in axes for a in axes_of(entry)}
+    used |= set(getattr(layout_map, "sequence_axes", ()))
+    used |= set(getattr(layout_map, "optimizer_axes", ()))
     current = keras.distribution.distribution()
     if getattr(current, "_layout_map", None) is layout_map:
         used |= set(axes_of(current.batch_dim_name))
+        used |= set(axes_of(getattr(current, "sequence_dim_name", None)))
     else:
         # What a distribution takes that is given none.
         names = tuple(mesh.axis_names)
@@ -227,7 +234,7 @@ def _layout(layout_map, variable):
     if twice:
         message = f"{about}: the layout {layout.axes} uses {twice} twice"
         return rules[0], whole, [Finding("axis used twice", path, message)]
-    problem = misfit(layout, shape, layout_map.device_mesh)
+    problem = misfit(layout.axes, shape, layout_map.device_mesh)
     if not problem:
         return rules[0], tuple(layout.axes), []
     rank = len(layout.axes) != len(shape)
@@ -265,18 +272,21 @@ def _slots(model):
     return found
 
 
-def _pieces(mesh, axes):
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    return math.prod(sizes[a] for entry in axes for a in axes_of(entry))
+def _slot_bytes(layout_map, axes, slot):
+    """Bytes on each device of a slot of a weight with these axes."""
+    mesh, shape = layout_map.device_mesh, tuple(slot.shape)
+    if misfit(axes, shape, mesh):
+        axes = ()  # whole, such as a learning rate
+    elif hasattr(layout_map, "of_slot"):
+        layout = TensorLayout(axes, mesh)
+        axes = layout_map.of_slot(layout, shape).axes
+    size = math.prod(shape) * _itemsize(slot.dtype)
+    return size // pieces_of(mesh, *axes)
 
 
 def _itemsize(dtype):
     dtype = keras.backend.standardize_dtype(dtype)
     return jax.numpy.dtype(dtype).itemsize
-
-
-def _bytes(variable):
-    return math.prod(variable.shape) * _itemsize(variable.dtype)
 
 
 def _named(axes):

@@ -57,6 +57,10 @@ from keras_meshdist.keras_hooks.access import (  # noqa: E402
     untouched_names,
 )
 from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
+from keras_meshdist.keras_hooks.names import (  # noqa: E402
+    naming_outputs,
+    output_of,
+)
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 
 __all__ = [
@@ -69,7 +73,9 @@ __all__ = [
     "layers_of",
     "layout_given",
     "making_adapter",
+    "naming_outputs",
     "num_processes",
+    "output_of",
     "remove",
     "untouched_names",
 ]

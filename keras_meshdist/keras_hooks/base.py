@@ -68,6 +68,11 @@ class HookedDistribution(abc.ABC):
         `reference` is the weight that it belongs to, or `None`.
         """
 
+    @property
+    @abc.abstractmethod
+    def lays_out_slot(self):
+        """Whether the variable that is created then is a weight's slot."""
+
 
 def ours():
     """Returns the current distribution if it is one of ours, or `None`."""

@@ -7,17 +7,21 @@ import jax
 import keras
 
 from keras_meshdist.keras_hooks.base import ours
+from keras_meshdist.keras_hooks.names import OutputName
 
 
 def distribute_tensor(keras_function):
     """Keras can't lay out an eager output whose rows don't divide.
 
     Replaces `distribute_tensor` where a layer's output gets the layout of a
-    rule `…/output` (Keras 3.7 to 3.16).
+    rule `…/output` (Keras 3.7 to 3.16). Also names outputs in a program that
+    is traced for its layouts.
     """
 
     @functools.wraps(keras_function)
     def hook(tensor, layout):
+        if isinstance(layout, OutputName):
+            return layout.give(tensor)
         distribution = ours()
         if distribution is None or not isinstance(
             layout, keras.distribution.TensorLayout
@@ -60,6 +64,7 @@ def convert_to_numpy(keras_function):
 def add_variable(keras_method):
     """An optimizer's variables have paths that layout rules weren't made for.
 
+    And Keras gives a slot its weight's layout, whatever the distribution says.
     Wraps `Optimizer.add_variable` (Keras 3.7 to 3.16).
     """
 
@@ -69,6 +74,8 @@ def add_variable(keras_method):
         if distribution is None:
             return keras_method(self, *args, **kwargs)
         with distribution.creating_slot(None):
+            if distribution.lays_out_slot:
+                kwargs.pop("layout", None)
             return keras_method(self, *args, **kwargs)
 
     return hook

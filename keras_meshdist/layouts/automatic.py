@@ -1,17 +1,16 @@
 """Tensor parallelism, read off a model."""
 
 from keras_meshdist.abstract import abstract
+from keras_meshdist.layouts.activations import output_axes
 from keras_meshdist.layouts.choice import split_dimensions, weights_of
 from keras_meshdist.layouts.sharded import (
     MIN_SIZE,
-    as_layout,
     check_axes,
     cut_places,
     finish,
-    pieces_of,
-    shard_further,
     trace,
 )
+from keras_meshdist.pieces import as_entries, pieces_of, shard_further
 
 
 def auto(
@@ -20,6 +19,8 @@ def auto(
     model_axis="model",
     fsdp_axis=None,
     expert_axis=None,
+    sequence_axis=None,
+    optimizer_axis=None,
     min_size=MIN_SIZE,
 ):
     """Layout rules for tensor parallelism, from the structure of a model.
@@ -55,71 +56,52 @@ def auto(
         expert_axis: str, or sequence of str: the mesh axes for the experts of
             a mixture-of-experts; then `model_axis` splits each expert.
             Defaults to `None`: the experts are split over `model_axis`.
-        min_size: int, number of elements below which `fsdp_axis` leaves a
-            variable as it is. Defaults to 65536.
+        sequence_axis: str, or sequence of str: the mesh axes over which the
+            sequence is split, the second dimension of inputs and of what
+            layers return. An axis of its own, or the model axis: then the
+            sequence is split where the heads and the feed-forward width
+            aren't, as in Megatron-LM's sequence parallelism (Korthikanti et
+            al., 2022, https://arxiv.org/abs/2205.05198). Defaults to `None`.
+        optimizer_axis: str, or sequence of str: the mesh axes over which
+            the optimizer's variables are sharded further than their weights
+            (ZeRO stage 1, Rajbhandari et al., 2019,
+            https://arxiv.org/abs/1910.02054). Usually the batch axes. Defaults
+            to `None`.
+        min_size: int, number of elements below which `fsdp_axis` and
+            `optimizer_axis` leave a variable as it is. Defaults to 65536.
 
     Returns:
         A `LayoutMap`. Its `notes` say of each variable that stays whole why.
 
     Raises:
-        ValueError: if an axis isn't in the mesh, or is given twice, or the
-            model doesn't know its inputs.
+        ValueError: if an axis isn't in the mesh, or serves two purposes, or
+            the model doesn't know its inputs.
     """
     names = check_axes(
         mesh,
         model_axis=model_axis,
         fsdp_axis=fsdp_axis,
         expert_axis=expert_axis,
+        sequence_axis=sequence_axis,
+        optimizer_axis=optimizer_axis,
     )
     model = abstract(model_or_build_fn)
     dimensions, variables = trace(model)
     weights, uses = weights_of(dimensions, variables), dimensions.uses()
     experts = _expert_dimensions(dimensions, weights)
-    over_model = names["model_axis"]
-    split = {}
-    if names["expert_axis"]:
-        split.update(dict.fromkeys(experts, names["expert_axis"]))
-        rest = weights
-    elif over_model:
-        pieces = pieces_of(mesh, over_model)
-        whole = _divisible(weights, experts, pieces)
-        split.update(dict.fromkeys(whole, over_model))
-        rest = [w for w in weights if not (_is_expert(w, whole))]
-    if over_model:
-        pieces = pieces_of(mesh, over_model)
-        excluded = (
-            dimensions.of_data()
-            | dimensions.between_weights()
-            | dimensions.between_activations()
-            | experts
-        )
-        chosen = split_dimensions(rest, uses, pieces, excluded)
-        split.update(dict.fromkeys(chosen, over_model))
+    split = _choose(dimensions, weights, uses, experts, mesh, names)
     looked_up = {
         d
         for d, found in uses.items()
         if any(use.kind == "gathered" and use.weights for use in found)
     }
     shared = {d for w in weights if w.work for d in w.dims}
+    over_model, over_fsdp = names["model_axis"], names["fsdp_axis"]
     layouts, notes = {}, {}
     for weight, variable in zip(weights, variables, strict=True):
-        axes = [()] * len(weight.shape)
-        taken, reason = set(), None
-        for d, (dim, size) in enumerate(
-            zip(weight.dims, weight.shape, strict=True)
-        ):
-            over = split.get(dim, ())
-            if dim in experts and not _is_expert(weight, {dim}):
-                continue  # the router chooses among all
-            if not over or taken & set(over):
-                continue
-            if size % pieces_of(mesh, over):
-                reason = f"{size} doesn't divide over {'/'.join(over)}"
-                continue
-            axes[d] = over
-            taken |= set(over)
+        axes, reason = _split_along(weight, split, experts, mesh)
         table = looked_up & set(weight.dims)
-        if over_model and not taken and len(axes) > 1:
+        if over_model and not any(axes) and len(axes) > 1:
             # A table whose rows don't divide goes by its columns. What isn't
             # multiplied, such as positions, goes by what no weight shares.
             free = [
@@ -127,24 +109,68 @@ def auto(
                 for d, dim in enumerate(weight.dims)
                 if table or not (weight.work or dim in shared)
             ]
-            pieces = pieces_of(mesh, over_model)
             problem = shard_further(
-                axes, weight.shape, over_model, pieces, 0, free
+                axes, weight.shape, mesh, over_model, 0, free
             )
             reason = reason if problem else None
-        if names["fsdp_axis"]:
-            over = names["fsdp_axis"]
+        if over_fsdp:
             cut = cut_places(weight, uses)
-            both = (*over, *over_model) if not any(axes) else over
-            for some in dict.fromkeys((both, over)):
-                pieces = pieces_of(mesh, some)
+            both = over_fsdp if any(axes) else (*over_fsdp, *over_model)
+            for some in dict.fromkeys((both, over_fsdp)):
                 if not shard_further(
-                    axes, weight.shape, some, pieces, min_size, cut=cut
+                    axes, weight.shape, mesh, some, min_size, cut=cut
                 ):
                     break
-        layouts[variable.path] = as_layout(axes)
+        layouts[variable.path] = as_entries(axes)
         notes[variable.path] = reason
-    return finish(mesh, model, layouts, notes)
+    sequence = names["sequence_axis"]
+    outputs = output_axes(dimensions, split, sequence) if sequence else {}
+    layout_map = finish(mesh, model, layouts, notes, outputs)
+    layout_map.sequence_axes = sequence
+    layout_map.optimizer_axes = names["optimizer_axis"]
+    layout_map.min_size = min_size
+    return layout_map
+
+
+def _choose(dimensions, weights, uses, experts, mesh, names):
+    """Returns the axes over which dimensions are split, by dimension."""
+    split, rest, over_model = {}, weights, names["model_axis"]
+    if names["expert_axis"]:
+        split.update(dict.fromkeys(experts, names["expert_axis"]))
+    elif over_model:
+        whole = _divisible(weights, experts, pieces_of(mesh, over_model))
+        split.update(dict.fromkeys(whole, over_model))
+        rest = [w for w in weights if not (_is_expert(w, whole))]
+    if over_model:
+        excluded = (
+            dimensions.of_data()
+            | dimensions.between_weights()
+            | dimensions.between_activations()
+            | experts
+        )
+        pieces = pieces_of(mesh, over_model)
+        chosen = split_dimensions(rest, uses, pieces, excluded)
+        split.update(dict.fromkeys(chosen, over_model))
+    return split
+
+
+def _split_along(weight, split, experts, mesh):
+    """Returns a weight's axes, and why it stays whole, or `None`."""
+    axes, reason, taken = [()] * len(weight.shape), None, set()
+    for d, (dim, size) in enumerate(
+        zip(weight.dims, weight.shape, strict=True)
+    ):
+        over = split.get(dim, ())
+        if dim in experts and not _is_expert(weight, {dim}):
+            continue  # the router chooses among all
+        if not over or taken & set(over):
+            continue
+        if size % pieces_of(mesh, over):
+            reason = f"{size} doesn't divide over {'/'.join(over)}"
+            continue
+        axes[d] = over
+        taken |= set(over)
+    return axes, reason
 
 
 def _expert_dimensions(dimensions, weights):

@@ -26,6 +26,7 @@ class Dimensions:
         self._parent: list[int] = []
         self.found: list[tuple[int, Use]] = []
         self.inner: list[int] = []
+        self.named: list[tuple[str, list[int]]] = []
         self._work: collections.Counter = collections.Counter()
         arguments = [Array(self.fresh(v), None) for v in jaxpr.jaxpr.invars]
         for number, array in enumerate(arguments[:weights]):
@@ -38,13 +39,24 @@ class Dimensions:
         """The dimensions of a weight."""
         return tuple(map(self._find, self._arguments[number].dims))
 
-    def of_data(self) -> set[int]:
-        """The dimensions of what the model is called with."""
+    def of_data(self, place: int | None = None) -> set[int]:
+        """The dimensions of what the model is called with.
+
+        All of them, or those that stand at one place.
+        """
+        places = slice(place, None if place is None else place + 1)
         return {
             self._find(dim)
             for array in self._arguments[self._weights :]
-            for dim in array.dims
+            for dim in array.dims[places]
         }
+
+    def outputs(self) -> dict[str, list[tuple[int, ...]]]:
+        """The dimensions of the arrays that layers return, by their names."""
+        found = collections.defaultdict(list)
+        for name, dims in self.named:
+            found[name].append(tuple(map(self._find, dims)))
+        return dict(found)
 
     def between_weights(self) -> set[int]:
         """Dimensions over which weights are multiplied with each other."""

@@ -2,6 +2,7 @@
 
 import math
 
+from keras_meshdist import keras_hooks
 from keras_meshdist.layouts.uses import Array, Use, made_of
 
 
@@ -170,6 +171,13 @@ def _cut(of, equation, operands):
     return results
 
 
+def _name(of, equation, operands):
+    name = keras_hooks.output_of(equation.params["name"])
+    if name:
+        of.named.append((name, operands[0].dims))
+    return operands
+
+
 def _stack(of, equation, operands):
     axis = equation.params["axis"]
     first, *others = operands
@@ -283,6 +291,7 @@ _RULES = {
     "pad": _cut,
     "concatenate": _cut,
     "stack": _stack,
+    "name": _name,
     "gather": _gather,
     "scan": _scan,
     "while": _while,

@@ -20,13 +20,16 @@ def _class_name(layer):
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def rules_for(axes, automatic):
-    """Yields as few rules as give each variable its layout.
+def rules_for(axes, automatic, loose=frozenset()):
+    """Yields as few rules as give each path its layout.
 
     Args:
         axes: dict from path to the layout's axes, a tuple; also of variables
             that aren't split.
         automatic: set of names that Keras gave to layers.
+        loose: set of those among them whose numbers can't be told apart in
+            another build. Paths that differ in nothing else, and have
+            different layouts, get no rule.
 
     Yields:
         Tuples of a rule, its layout's axes, and the paths that it is for.
@@ -38,9 +41,10 @@ def rules_for(axes, automatic):
         for pattern, some in _groups(paths, automatic, _own_number).items():
             if len({axes[path] for path in some}) == 1:
                 yield pattern, axes[some[0]], some
-            else:
-                for path in some:
-                    yield re.escape(path), axes[path], [path]
+                continue
+            for pattern, few in _groups(some, loose, _own_number).items():
+                if len({axes[path] for path in few}) == 1:
+                    yield pattern, axes[few[0]], few
 
 
 def _groups(paths, automatic, number_of):
@@ -75,7 +79,7 @@ def lora_axes(axes):
     return {"a": (*axes[:-1], None), "b": (None, axes[-1])}
 
 
-def make_map(device_mesh, model, axes):
+def make_map(device_mesh, model, axes, outputs):
     """Returns the rules that give a model's variables their layouts.
 
     Args:
@@ -83,6 +87,7 @@ def make_map(device_mesh, model, axes):
         model: `keras.Model`.
         axes: dict from path to the layout's axes, of the model's variables in
             the order of `model.variables`.
+        outputs: dict from path to the axes of what a layer returns.
     """
     automatic = automatic_names(model)
     shapes = {v.path: tuple(v.shape) for v in model.variables}
@@ -104,4 +109,9 @@ def make_map(device_mesh, model, axes):
             layout_map[rule] = split
             if optional.issuperset(paths):
                 layout_map.optional.add(rule)
+    # Only of layers with variables it is known which is which in a new build.
+    numbered = {name for path in shapes for name in path.split("/")}
+    for rule, split, _ in rules_for(outputs, automatic, automatic - numbered):
+        layout_map[rule] = split
+        layout_map.activations.add(rule)
     return layout_map

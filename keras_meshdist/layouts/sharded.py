@@ -1,22 +1,26 @@
 """Variables sharded by their size, and what `auto` shares with that."""
 
-import math
-
 import jax
 
 from keras_meshdist import keras_hooks
-from keras_meshdist.abstract import abstract, no_distribution, shapes_of
-from keras_meshdist.layout import axes_of
+from keras_meshdist.abstract import abstract, shapes_of
 from keras_meshdist.layouts.choice import weights_of
 from keras_meshdist.layouts.dimensions import Dimensions
 from keras_meshdist.layouts.rules import make_map
+from keras_meshdist.pieces import as_entries, axes_of, shard_further
 
 # Smaller variables than this many elements stay whole under `fsdp`: what they
 # take is little, and each would be gathered by itself before it is used.
 MIN_SIZE = 2**16
 
 
-def fsdp(model_or_build_fn, mesh, axis="fsdp", min_size=MIN_SIZE):
+def fsdp(
+    model_or_build_fn,
+    mesh,
+    axis="fsdp",
+    optimizer_axis=None,
+    min_size=MIN_SIZE,
+):
     """Layout rules that shard each large variable, whatever it is for.
 
     Each is split along its largest dimension that divides by the size of the
@@ -37,6 +41,9 @@ def fsdp(model_or_build_fn, mesh, axis="fsdp", min_size=MIN_SIZE):
         mesh: `keras.distribution.DeviceMesh`.
         axis: str, or sequence of str: the mesh axes over which to shard.
             Defaults to `"fsdp"`.
+        optimizer_axis: str, or sequence of str: the mesh axes over which
+            the optimizer's variables are sharded further, as in `auto`.
+            Defaults to `None`.
         min_size: int, number of elements below which a variable stays whole.
             Defaults to 65536.
 
@@ -46,7 +53,8 @@ def fsdp(model_or_build_fn, mesh, axis="fsdp", min_size=MIN_SIZE):
     Raises:
         ValueError: if the axis isn't in the mesh.
     """
-    names = check_axes(mesh, axis=axis)["axis"]
+    found = check_axes(mesh, axis=axis, optimizer_axis=optimizer_axis)
+    names = found["axis"]
     model = abstract(model_or_build_fn)
     cut = {}
     if keras_hooks.input_structure(model) is not None:
@@ -62,13 +70,16 @@ def fsdp(model_or_build_fn, mesh, axis="fsdp", min_size=MIN_SIZE):
         notes[variable.path] = shard_further(
             axes,
             variable.shape,
+            mesh,
             names,
-            pieces_of(mesh, names),
             min_size,
             cut=cut.get(variable.path, ()),
         )
-        layouts[variable.path] = as_layout(axes)
-    return finish(mesh, model, layouts, notes)
+        layouts[variable.path] = as_entries(axes)
+    layout_map = finish(mesh, model, layouts, notes)
+    layout_map.optimizer_axes = found["optimizer_axis"]
+    layout_map.min_size = min_size
+    return layout_map
 
 
 def trace(model):
@@ -86,7 +97,7 @@ def trace(model):
     def call(trainable, others, inputs):
         return model.stateless_call(trainable, others, inputs)[0]
 
-    with no_distribution(), keras_hooks.untouched_names():
+    with keras_hooks.naming_outputs(), keras_hooks.untouched_names():
         jaxpr = jax.make_jaxpr(call)(
             shapes_of(trainable), shapes_of(others), shapes_of(inputs)
         )
@@ -103,38 +114,12 @@ def cut_places(weight, uses):
     ]
 
 
-def shard_further(axes, shape, over, pieces, min_size, among=None, cut=()):
-    """Splits a variable further, along its largest dimension that divides.
-
-    Changes `axes`, the tuple of axis names of each dimension. Returns why it
-    couldn't, or `None`. Dimensions that are cut, such as the gates of an LSTM,
-    come last: their parts would have to change places.
-    """
-    if math.prod(shape) < min_size:
-        return f"fewer than {min_size} elements"
-    among = range(len(shape)) if among is None else among
-    free = [d for d in among if not axes[d] and shape[d] > 1]
-    for d in sorted(free, key=lambda d: (d in cut, -shape[d])):
-        if shape[d] % pieces == 0:
-            axes[d] = tuple(over)
-            return None
-    return f"no dimension divides by the {pieces} of {'/'.join(over)}"
-
-
-def as_layout(axes):
-    return tuple(
-        (names[0] if len(names) == 1 else names) if names else None
-        for names in axes
-    )
-
-
-def pieces_of(mesh, names):
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    return math.prod(sizes[name] for name in names)
-
-
 def check_axes(mesh, **arguments):
-    """Returns each argument's axes as a tuple; none is used twice."""
+    """Returns each argument's axes as a tuple.
+
+    A weight is split over an axis once, but data, and the variables of an
+    optimizer, may be split over it as well.
+    """
     found = {name: axes_of(value) for name, value in arguments.items()}
     for name, axes in found.items():
         unknown = set(axes) - set(mesh.axis_names)
@@ -144,17 +129,21 @@ def check_axes(mesh, **arguments):
                 f"{name}={arguments[name]!r}. Valid axes: "
                 f"{list(mesh.axis_names)}."
             )
-    used = [axis for axes in found.values() for axis in axes]
-    if len(set(used)) != len(used):
-        raise ValueError(
-            f"A mesh axis can serve one purpose only. Received: {arguments}."
-        )
+    apart = ("sequence_axis", "optimizer_axis")
+    of_weights = tuple(name for name in found if name not in apart)
+    for names in (of_weights, *((name,) for name in apart)):
+        used = [axis for name in names for axis in found.get(name, ())]
+        if len(set(used)) != len(used):
+            received = {name: arguments[name] for name in names}
+            raise ValueError(
+                f"A mesh axis can serve one purpose only. Received: {received}."
+            )
     return found
 
 
-def finish(mesh, model, layouts, notes):
+def finish(mesh, model, layouts, notes, outputs=None):
     layouts = {v.path: layouts[v.path] for v in model.variables}
-    layout_map = make_map(mesh, model, layouts)
+    layout_map = make_map(mesh, model, layouts, outputs or {})
     layout_map.notes.update(
         {
             path: why
