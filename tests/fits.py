@@ -1,9 +1,11 @@
 """Calls of `fit` for test_fit.py; they run in the processes of a cluster."""
 
+import functools
 import itertools
 
 import numpy as np
 
+from tests.kept import kept
 from tests.kinds import Batches
 
 ROWS, SIZE = 29, 16
@@ -41,17 +43,11 @@ def run(variant, axes):
     import jax
     import keras
 
-    import keras_meshdist as kmd
-
     warnings.simplefilter("ignore")  # some generators have no length
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
-    keras.utils.clear_session()
     keras.utils.set_random_seed(7)
-    dist = None
-    if axes:
-        dist = kmd.DataParallel(kmd.make_mesh(axes), batch_dim_name="b")
-    keras.distribution.set_distribution(dist)
+    keras.distribution.set_distribution(_distribution(*axes.items()))
     try:
         model, history = variant()
         weights = {str(i): np.asarray(v) for i, v in enumerate(model.variables)}
@@ -60,8 +56,21 @@ def run(variant, axes):
         keras.distribution.set_distribution(None)
 
 
+@functools.cache
+def _distribution(*axes):
+    import keras_meshdist as kmd
+
+    if not axes:
+        return None
+    return kmd.DataParallel(kmd.make_mesh(dict(axes)), batch_dim_name="b")
+
+
 def _fit(*arguments, model=None, **further):
-    model = model or _model()
+    import keras
+
+    if model is None:
+        key = keras.distribution.distribution()
+        (model,) = kept(key, lambda: (_model(),))
     history = model.fit(*arguments, epochs=3, verbose=0, **further)
     return model, history.history
 

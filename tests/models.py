@@ -115,21 +115,21 @@ ALL = {
 }
 
 
-def train(name, dist=None):
+def train(name, optimizer="sgd", dist=None):
     """Returns the losses of three epochs, and all weights after them."""
     if dist is None:
-        return _alone(name)
+        return _alone(name, optimizer)
     with dist.scope():
-        return _train(name)
+        return _train(name, optimizer)
 
 
 @functools.cache
-def _alone(name):
+def _alone(name, optimizer):
     keras.utils.clear_session()
-    return _train(name)
+    return _train(name, optimizer)
 
 
-def _train(name):
+def _train(name, optimizer):
     keras.utils.set_random_seed(5)
     model = ALL[name]()
     rng = np.random.default_rng(0)
@@ -137,8 +137,13 @@ def _train(name):
     ids = name not in ("mlp", "convolutions", "experts")
     x = rng.integers(0, 40, shape) if ids else rng.normal(size=shape)
     y = rng.integers(0, 3, 13)
+    # Adam makes noise of gradients that are zero, unless `epsilon` is large.
+    optimizers = {
+        "sgd": keras.optimizers.SGD(0.1),
+        "adam": keras.optimizers.Adam(0.1, epsilon=1e-2),
+    }
     model.compile(
-        keras.optimizers.SGD(0.1),
+        optimizers[optimizer],
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     history = model.fit(

@@ -41,6 +41,18 @@ def spec(layouts, end, rank):
     return found.pop()
 
 
+def train_and_compare(name, axes, optimizer="sgd", **arguments):
+    expected = models.train(name, optimizer)
+    keras.utils.clear_session()
+    mesh = kmd.make_mesh(axes)
+    layout_map = kmd.layouts.auto(models.ALL[name], mesh, **arguments)
+    dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    found = models.train(name, optimizer, dist)
+    for one, other in zip(expected, found, strict=True):
+        scale = max(np.max(np.abs(one)), 1e-3)
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * scale)
+
+
 class TestAuto:
     def test_dense_layers_take_turns(self):
         keras.utils.clear_session()
@@ -148,17 +160,7 @@ class TestAuto:
         self.check(name, axes, further)
 
     def check(self, name, axes, further):
-        expected = models.train(name)
-        keras.utils.clear_session()
-        mesh = kmd.make_mesh(axes)
-        layout_map = kmd.layouts.auto(
-            models.ALL[name], mesh, fsdp_axis=further, min_size=0
-        )
-        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
-        found = models.train(name, dist)
-        for one, other in zip(expected, found, strict=True):
-            scale = max(np.max(np.abs(one)), 1e-3)
-            np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * scale)
+        train_and_compare(name, axes, fsdp_axis=further, min_size=0)
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -174,6 +176,157 @@ class TestAuto:
             kmd.layouts.auto(models.mlp, mesh, **arguments)
         for word in words:
             assert word in str(error.value)
+
+
+SEQUENCES = [
+    ("transformer", {"batch": 2, "sequence": 2, "model": 2}, "sequence"),
+    ("grouped", {"model": 2, "sequence": 2, "batch": 2}, "sequence"),
+    ("recurrent", {"sequence": 2, "batch": 4}, "sequence"),
+    ("transformer", {"model": 2, "batch": 4}, "model"),
+    ("convolutions", {"batch": 2, "sequence": 2, "model": 2}, "sequence"),
+]
+
+
+class TestSequences:
+    def test_data_and_outputs_are_split(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"sequence": 2, "batch": 2, "model": 2})
+        layout_map = kmd.layouts.auto(
+            models.transformer, mesh, sequence_axis="sequence"
+        )
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+        assert dist.sequence_dim_name == "sequence"
+        batch = dist.place_batch(np.zeros((16, 6)))
+        assert batch.addressable_shards[0].data.shape == (8, 3)
+        layout = dist.get_tensor_layout("down/output")
+        assert layout.axes == ("batch", "sequence", None)
+        # Heads and the feed-forward width stay with the model axis.
+        layout = dist.get_tensor_layout("up/output")
+        assert layout.axes == ("batch", "sequence", "model")
+        # The sequence is gone there.
+        assert dist.get_tensor_layout("head/output") is None
+
+    def test_over_the_model_axis_where_nothing_else_is(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(
+            models.transformer, mesh, sequence_axis="model"
+        )
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+        layout = dist.get_tensor_layout("down/output")
+        assert layout.axes == ("batch", "model", None)
+        assert dist.get_tensor_layout("up/output") is None
+
+    def test_a_hand_written_map(self):
+        mesh = kmd.make_mesh({"rows": 2, "a": 2, "b": 2})
+        dist = kmd.ModelParallel(
+            layout_map=kmd.LayoutMap(mesh),
+            batch_dim_name="rows",
+            sequence_dim_name=("a", "b"),
+        )
+        assert dist.sequence_dim_name == ("a", "b")
+        assert dist.get_data_layout((8, 12)).axes == ("rows", ("a", "b"))
+        # What doesn't divide, such as labels, stays whole.
+        assert dist.get_data_layout((8, 1)).axes == ("rows", None)
+        assert dist.get_data_layout((8,)).axes == ("rows",)
+
+    @pytest.mark.parametrize("name", ["rows", "nope", ("a", "a")])
+    def test_what_is_no_sequence_axis(self, name):
+        mesh = kmd.make_mesh({"rows": 2, "a": 2, "b": 2})
+        with pytest.raises(ValueError, match=r"Valid axes: \['a', 'b'\]"):
+            kmd.ModelParallel(
+                layout_map=kmd.LayoutMap(mesh),
+                batch_dim_name="rows",
+                sequence_dim_name=name,
+            )
+
+    def test_a_step_takes_less_memory(self):
+        def build():
+            ids = keras.Input((128,), dtype="int32")
+            x = keras.layers.Embedding(40, 32)(ids)
+            attention = keras.layers.MultiHeadAttention(2, 16)
+            x = keras.layers.Add()([x, attention(x, x)])
+            return keras.Model(ids, keras.layers.Dense(40)(x))
+
+        def temporaries(axis):
+            keras.utils.clear_session()
+            mesh = kmd.make_mesh({"batch": 2, "sequence": 4})
+            layout_map = kmd.layouts.auto(
+                build, mesh, model_axis=None, sequence_axis=axis
+            )
+            layout_map.on_unmatched = "ignore"
+            dist = kmd.ModelParallel(
+                layout_map=layout_map, batch_dim_name="batch"
+            )
+            with dist.scope():
+                model = build()
+                call = jax.jit(model.stateless_call)
+                return (
+                    call.lower(
+                        model.trainable_variables,
+                        model.non_trainable_variables,
+                        dist.place_batch(np.zeros((8, 128), "int32")),
+                    )
+                    .compile()
+                    .memory_analysis()
+                    .temp_size_in_bytes
+                )
+
+        assert temporaries("sequence") < 0.4 * temporaries(None)
+
+    @pytest.mark.parametrize(("name", "axes", "sequence"), SEQUENCES)
+    def test_trains_as_on_one_device(self, name, axes, sequence):
+        train_and_compare(name, axes, sequence_axis=sequence)
+
+
+class TestOptimizer:
+    def test_slots_are_split_further_than_weights(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"model": 2, "batch": 4})
+
+        def build():
+            model = models.mlp()
+            model.compile(keras.optimizers.Adam(), "mse")
+            return model
+
+        layout_map = kmd.layouts.auto(
+            build, mesh, optimizer_axis="batch", min_size=65
+        )
+        report = kmd.inspect(build, layout_map)
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+        with dist.scope():
+            model = build()
+            model.fit(np.zeros((8, 20)), np.zeros((8, 3)), verbose=0)
+        kernel, bias = model.variables[:2]
+        assert kernel.value.addressable_shards[0].data.shape == (20, 32)
+        momentum = next(
+            v
+            for v in model.optimizer.variables
+            if v.path.endswith("dense_kernel_momentum")
+        )
+        assert momentum.value.addressable_shards[0].data.shape == (5, 32)
+        # Small ones lie as their weights do.
+        momentum = next(
+            v
+            for v in model.optimizer.variables
+            if v.path.endswith("dense_bias_momentum")
+        )
+        assert momentum.value.sharding == bias.value.sharding
+        held = sum(
+            v.value.addressable_shards[0].data.nbytes
+            for v in model.optimizer.variables
+            if v.path.endswith(("momentum", "velocity"))
+        )
+        assert report.slots_bytes == held
+        kinds = {finding.kind for finding in report.findings}
+        assert kinds <= {"large and replicated"}
+
+    @pytest.mark.parametrize("name", ["transformer", "recurrent"])
+    def test_trains_as_on_one_device(self, name):
+        axes = {"model": 2, "batch": 4}
+        train_and_compare(
+            name, axes, "adam", optimizer_axis="batch", min_size=0
+        )
 
 
 class TestFSDP:

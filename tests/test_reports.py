@@ -151,7 +151,7 @@ def test_a_picture_of_three_axes():
 class TestOnUnmatched:
     def fit(self, layout_map):
         dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
-        models.train("mlp", dist)
+        models.train("mlp", dist=dist)
 
     def test_it_warns_once(self, mesh):
         layout_map = kmd.LayoutMap(mesh)
