@@ -25,12 +25,18 @@ def tests(session):
 
 
 @nox.session(python="3.11")
+def extra(session):
+    """Longer tests, which CI runs too: notebooks, Keras' own tests."""
+    run_tests(session, pytest=["-m", "extra"])
+
+
+@nox.session(python="3.11")
 def oldest(session):
     """The tests with the oldest Keras and JAX."""
     run_tests(
         session,
         *OLDEST,
-        pytest=["-m", "not full and not matrix", "--ignore=tests/upstream"],
+        pytest=["-m", "not full and not extra and not matrix"],
     )
 
 
@@ -103,7 +109,9 @@ def keras_dev(session):
 @nox.session(python="3.11")
 def notebooks(session):
     """Executes the notebooks."""
-    run_tests(session, pytest=["tests/test_notebooks.py"])
+    run_tests(
+        session, pytest=["-m", "extra or not extra", "tests/test_notebooks.py"]
+    )
 
 
 @nox.session(python="3.11")

@@ -34,8 +34,12 @@ def _run(case):
     conformance.check(case, results)
 
 
-def _cases(processes):
-    chosen = [(case,) for case in PAIRWISE if case.processes == processes]
+def _cases(processes, eagerly=(True, False)):
+    chosen = [
+        (case,)
+        for case in PAIRWISE
+        if case.processes == processes and (case.style == "eagerly") in eagerly
+    ]
     return parameterized.expand(chosen, name_func=_name)
 
 
@@ -50,9 +54,14 @@ class TestConformance:
     def test_pairwise_on_two_processes(self, case):
         _run(case)
 
-    @_cases((4, 2))
+    @_cases((4, 2), eagerly=[False])
     def test_pairwise_on_four_processes(self, case):
         # Each of them compiles; the whole matrix has an AUC here too.
+        _run(dataclasses.replace(case, auc=False))
+
+    @_cases((4, 2), eagerly=[True])
+    @pytest.mark.extra
+    def test_pairwise_on_four_processes_eagerly(self, case):
         _run(dataclasses.replace(case, auc=False))
 
     @parameterized.expand([(case,) for case in REST], name_func=_name)

@@ -17,13 +17,15 @@ def case(processes, feeds, mesh="first", kind="numpy", style="plain", size=8):
 
 
 CASES = (
-    # 61 and 17 rows dealt to four feeds, in batches of eight.
+    # 61 rows (and 17, below) dealt to four feeds, in batches of eight.
     case(FOUR, (16, 15, 15, 15)),
+    # Processes that share a feed.
+    case(TWO, (19,), mesh="last", style="train_step"),
+)
+MORE = (
     case(FOUR, (5, 4, 4, 4), mesh="two", kind="tf"),
     # Feeds that have ended, or never begin.
     case(FOUR, (17, 0, 3, 0)),
-    # Processes that share a feed.
-    case(TWO, (19,), mesh="last", style="train_step"),
 )
 REST = (
     case(FOUR, (1, 0, 0, 0), kind="tf_mapped", size=1),
@@ -42,6 +44,11 @@ def _cases(cases):
 class TestOwnFeeds:
     @_cases(CASES)
     def test_every_row_once(self, chosen):
+        _run(chosen)
+
+    @_cases(MORE)
+    @pytest.mark.extra
+    def test_every_row_once_more(self, chosen):
         _run(chosen)
 
     @_cases(REST)

@@ -88,19 +88,21 @@ CONTRADICTED = {
     },
 }
 
-full = pytest.mark.full
+full, extra = pytest.mark.full, pytest.mark.extra
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("module", "mode", "some"),
     [
-        (DISTRIBUTION, "installed", ""),
-        (DISTRIBUTION, "substituted", ""),
+        pytest.param(DISTRIBUTION, "installed", "", marks=extra),
+        pytest.param(DISTRIBUTION, "substituted", "", marks=extra),
         pytest.param(BACKEND, "installed", "", marks=full),
-        (BACKEND, "substituted", ""),
+        pytest.param(BACKEND, "substituted", "", marks=extra),
         pytest.param(PROCESSES, "installed", "", marks=full),
-        (PROCESSES, "substituted", "data_model or list_device"),
+        pytest.param(
+            PROCESSES, "substituted", "data_model or list_device", marks=extra
+        ),
         pytest.param(PROCESSES, "substituted", "", marks=full),
         pytest.param(TRAINER, "installed", "", marks=full),
         pytest.param(TRAINER, "substituted", "", marks=full),
