@@ -70,7 +70,7 @@ def _filtered(dataset, size):
         .map(lambda *leaves: tf.nest.map_structure(lambda a: a * 0 - 1, leaves))
     )
     return wrong.concatenate(dataset.batch(size)).filter(
-        lambda x, y, weight: tf.reduce_all(weight >= 0)
+        lambda x, y, weight: tf.reduce_all(tf.nest.flatten(weight)[0] >= 0)
     )
 
 

@@ -11,13 +11,16 @@ from tests.clusters import shared_cluster
 from tests.kinds import NEEDS
 
 GRAIN_IN_KERAS = "keras.src.trainers.data_adapters.grain_dataset_adapter"
-# Cases of one process layout share its processes.
-PAIRWISE = sorted(conformance.pairwise(), key=lambda case: case.processes)
+
+
+def _order(case):
+    """Cases that share processes, a model and its programs follow another."""
+    return case.processes, case.mesh, case.style, case.size, str(case)
+
+
+PAIRWISE = sorted(conformance.pairwise(), key=_order)
 WITH_AUC = {case for case in PAIRWISE if case.processes != (4, 2)}
-REST = sorted(
-    set(conformance.all_cases()) - WITH_AUC,
-    key=lambda case: (case.processes, str(case)),
-)
+REST = sorted(set(conformance.all_cases()) - WITH_AUC, key=_order)
 
 
 def _name(function, _, parameters):
