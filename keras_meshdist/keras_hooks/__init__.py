@@ -61,6 +61,7 @@ from keras_meshdist.keras_hooks.names import (  # noqa: E402
     naming_outputs,
     output_of,
 )
+from keras_meshdist.keras_hooks.tensors import without_values  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "output_of",
     "remove",
     "untouched_names",
+    "without_values",
 ]
 
 # place, name, wrapper, parameters that Keras' own must begin with
