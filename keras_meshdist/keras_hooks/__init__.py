@@ -199,12 +199,9 @@ def install():
         _undo[f"jax._src.lax.slicing.{name}_p"] = functools.partial(
             lowering.unhook, primitive, lowering.hook(primitive)
         )
+    _undo["jax._src.lax.fft.fft_p"] = lowering.hook_fourier_transform()
     if Version(jax.__version__) < Version("0.6.2"):
-        _undo["jax._src.lax.lax.concatenate_p"] = functools.partial(
-            lowering.unhook,
-            lowering.concatenation,
-            lowering.hook_concatenation(),
-        )
+        _undo["jax._src.lax.lax.concatenate_p"] = lowering.hook_concatenation()
     if Version(jax.__version__) < Version("0.5"):
         before = getattr(jax.config, _THREEFRY)
         _undo[_THREEFRY] = functools.partial(
