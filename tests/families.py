@@ -6,10 +6,20 @@ import numpy as np
 from tests.backbones import FAMILIES
 
 
-def train(name, axes=None, fsdp_axis=None, lora=False, quantize=None):
+def train(
+    name,
+    axes=None,
+    fsdp_axis=None,
+    rules="auto",
+    sequence_axis=None,
+    lora=False,
+    quantize=None,
+):
     """Returns losses and predictions of a small model, and its weights.
 
-    With `axes` on a mesh, under the layouts that `auto` reads off the model.
+    With `axes` on a mesh, under rules of a kind: those that `auto` reads off
+    the model, KerasHub's own for the class ("upstream"), or some whose keys
+    are parts of paths ("parts").
     """
     import keras
 
@@ -22,18 +32,37 @@ def train(name, axes=None, fsdp_axis=None, lora=False, quantize=None):
     keras.utils.set_random_seed(1)
     dist = None
     if axes:
-        layout_map = kmd.layouts.auto(
-            FAMILIES[name].build,
-            kmd.make_mesh(dict(axes)),
-            fsdp_axis=fsdp_axis,
-            min_size=0,
-        )
+        mesh, family = kmd.make_mesh(dict(axes)), FAMILIES[name]
+        if rules == "upstream":
+            layout_map = family.backbone.get_layout_map(mesh)
+        elif rules == "parts":
+            layout_map = parts_of_paths(mesh)
+        else:
+            layout_map = kmd.layouts.auto(
+                family.build,
+                mesh,
+                fsdp_axis=fsdp_axis,
+                sequence_axis=sequence_axis,
+                min_size=0,
+            )
         dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
     keras.distribution.set_distribution(dist)
     try:
         return _train(name, lora, quantize)
     finally:
         keras.distribution.set_distribution(None)
+
+
+def parts_of_paths(mesh):
+    """Rules for a Llama as they were written for Keras before 3.14."""
+    import keras
+
+    layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map["token_embedding/embeddings"] = ("model", None)
+    layout_map["self_attention/query/kernel"] = (None, "model", None)
+    layout_map["(gate|intermediate)_dense/kernel"] = (None, "model")
+    layout_map["feedforward_output_dense/kernel"] = ("model", "batch")
+    return layout_map
 
 
 def _train(name, lora, quantize):
@@ -55,9 +84,7 @@ def _train(name, lora, quantize):
         outputs = keras.layers.GlobalAveragePooling1D()(outputs)
     head = keras.layers.Dense(3, name="head")
     model = keras.Model(inputs, head(outputs))
-    rng = np.random.default_rng(0)
-
-    family = FAMILIES[name]
+    rng, family = np.random.default_rng(0), FAMILIES[name]
 
     def data(tensor):
         row = [16 if n is None else n for n in tensor.shape[1:]]
