@@ -63,7 +63,11 @@ def abstract(model_or_build_fn, inputs=None):
             optimizer.build(model.trainable_variables)
         built.append(model)
 
-    with keras_hooks.untouched_names(), no_distribution():
+    with (
+        keras_hooks.untouched_names(),
+        keras_hooks.without_values(),
+        no_distribution(),
+    ):
         jax.eval_shape(build, shapes_of(inputs))
     (model,) = built
     for variable in variables_of(model):

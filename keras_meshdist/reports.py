@@ -14,7 +14,7 @@ from rich.text import Text
 from keras_meshdist.abstract import abstract
 from keras_meshdist.layout import TensorLayout, layout_of, matching_rules
 from keras_meshdist.pictures import picture
-from keras_meshdist.pieces import axes_of, misfit, pieces_of
+from keras_meshdist.pieces import axes_of, misfit, pieces_of, what_divides
 from keras_meshdist.unmatched import unmatched_rules
 
 # A replicated variable is worth a word from this part of all bytes on.
@@ -239,6 +239,9 @@ def _layout(layout_map, variable):
         return rules[0], tuple(layout.axes), []
     rank = len(layout.axes) != len(shape)
     kind = "wrong rank" if rank else "doesn't divide"
+    if as_built and not rank:
+        # A map that was made from a model leaves out what doesn't fit.
+        whole = what_divides(layout.axes, shape, layout_map.device_mesh)
     return rules[0], whole, [Finding(kind, path, f"{about}: {problem}")]
 
 

@@ -1,114 +1,25 @@
-"""Small models of KerasHub's language models and encoders."""
-
-import dataclasses
-import functools
+"""KerasHub's small models, trained on meshes, and their layout rules."""
 
 import jax
 import numpy as np
 
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A class of backbones, and the arguments of a small one."""
-
-    backbone: str
-    config: tuple
-
-    def build(self):
-        import keras_hub
-
-        return getattr(keras_hub.models, self.backbone)(**dict(self.config))
+from tests.backbones import FAMILIES
 
 
-def _family(backbone, **config):
-    common = {"vocabulary_size": 128, "num_layers": 2}
-    return Family(backbone, tuple({**common, **config}.items()))
-
-
-_heads = functools.partial(
-    _family, num_heads=4, hidden_dim=32, intermediate_dim=64
-)
-_grouped = functools.partial(
-    _family,
-    num_query_heads=4,
-    num_key_value_heads=2,
-    hidden_dim=32,
-    intermediate_dim=64,
-)
-_sizes = functools.partial(
-    _grouped, num_query_heads=4, num_key_value_heads=1, head_dim=8
-)
-
-FAMILIES = {
-    # One head of keys and values.
-    "gemma": _sizes("GemmaBackbone"),
-    "gemma2": _sizes(
-        "GemmaBackbone",
-        num_key_value_heads=2,
-        query_head_dim_normalize=False,
-        use_post_ffw_norm=True,
-        use_post_attention_norm=True,
-        final_logit_soft_cap=30,
-        attention_logit_soft_cap=50,
-        sliding_window_size=16,
-        use_sliding_window_attention=True,
-    ),
-    "llama": _grouped("LlamaBackbone"),
-    "llama3": _grouped("Llama3Backbone"),
-    "mistral": _grouped("MistralBackbone", sliding_window=16),
-    "mixtral": _grouped("MixtralBackbone", num_experts=4),
-    "phi3": _grouped("Phi3Backbone"),
-    "qwen": _grouped("QwenBackbone"),
-    "qwen_moe": _grouped(
-        "QwenMoeBackbone",
-        moe_intermediate_dim=32,
-        shared_expert_intermediate_dim=32,
-        num_experts=4,
-        top_k=2,
-    ),
-    "qwen3": _grouped("Qwen3Backbone", head_dim=8),
-    "qwen3_moe": _grouped(
-        "Qwen3MoeBackbone",
-        head_dim=8,
-        moe_intermediate_dim=32,
-        num_experts=4,
-        top_k=2,
-    ),
-    "gpt_oss": _grouped("GptOssBackbone", num_experts=4, top_k=2),
-    "gpt2": _heads("GPT2Backbone", max_sequence_length=64),
-    "gpt_neo_x": _heads("GPTNeoXBackbone"),
-    "opt": _heads("OPTBackbone", max_sequence_length=64),
-    "bloom": _heads("BloomBackbone"),
-    "falcon": _family(
-        "FalconBackbone",
-        num_attention_heads=4,
-        hidden_dim=32,
-        intermediate_dim=64,
-    ),
-    "t5": _heads("T5Backbone"),
-    # An odd vocabulary.
-    "bert": _heads("BertBackbone", vocabulary_size=101, max_sequence_length=64),
-    "roberta": _heads("RobertaBackbone", max_sequence_length=64),
-    "distil_bert": _heads("DistilBertBackbone", max_sequence_length=64),
-    "albert": _heads(
-        "AlbertBackbone", embedding_dim=16, max_sequence_length=64
-    ),
-    "deberta": _heads(
-        "DebertaV3Backbone", max_sequence_length=64, bucket_size=8
-    ),
-    "whisper": _heads(
-        "WhisperBackbone",
-        num_mels=8,
-        max_encoder_sequence_length=64,
-        max_decoder_sequence_length=64,
-    ),
-}
-
-
-def train(name, axes=None, fsdp_axis=None, lora=False, quantize=None):
+def train(
+    name,
+    axes=None,
+    fsdp_axis=None,
+    rules="auto",
+    sequence_axis=None,
+    lora=False,
+    quantize=None,
+):
     """Returns losses and predictions of a small model, and its weights.
 
-    With `axes` on a mesh, under the layouts that `auto` reads off the model.
+    With `axes` on a mesh, under rules of a kind: those that `auto` reads off
+    the model, KerasHub's own for the class ("upstream"), or some whose keys
+    are parts of paths ("parts").
     """
     import keras
 
@@ -121,18 +32,37 @@ def train(name, axes=None, fsdp_axis=None, lora=False, quantize=None):
     keras.utils.set_random_seed(1)
     dist = None
     if axes:
-        layout_map = kmd.layouts.auto(
-            FAMILIES[name].build,
-            kmd.make_mesh(dict(axes)),
-            fsdp_axis=fsdp_axis,
-            min_size=0,
-        )
+        mesh, family = kmd.make_mesh(dict(axes)), FAMILIES[name]
+        if rules == "upstream":
+            layout_map = family.backbone.get_layout_map(mesh)
+        elif rules == "parts":
+            layout_map = parts_of_paths(mesh)
+        else:
+            layout_map = kmd.layouts.auto(
+                family.build,
+                mesh,
+                fsdp_axis=fsdp_axis,
+                sequence_axis=sequence_axis,
+                min_size=0,
+            )
         dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
     keras.distribution.set_distribution(dist)
     try:
         return _train(name, lora, quantize)
     finally:
         keras.distribution.set_distribution(None)
+
+
+def parts_of_paths(mesh):
+    """Rules for a Llama as they were written for Keras before 3.14."""
+    import keras
+
+    layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map["token_embedding/embeddings"] = ("model", None)
+    layout_map["self_attention/query/kernel"] = (None, "model", None)
+    layout_map["(gate|intermediate)_dense/kernel"] = (None, "model")
+    layout_map["feedforward_output_dense/kernel"] = ("model", "batch")
+    return layout_map
 
 
 def _train(name, lora, quantize):
@@ -144,15 +74,23 @@ def _train(name, lora, quantize):
     if quantize:
         backbone.quantize(quantize)
     inputs = backbone.input
-    outputs = keras.tree.flatten(backbone(inputs))[-1]
+    outputs = backbone(inputs)
+    if isinstance(outputs, dict):
+        last = "decoder_sequence_output"  # else of the text, not of the whole
+        outputs = outputs.get(last, outputs[max(outputs)])
+    if outputs.shape[-1] is None:  # with each row of the batch
+        outputs = keras.ops.sum(outputs, axis=-1, keepdims=True)
     if len(outputs.shape) > 2:
         outputs = keras.layers.GlobalAveragePooling1D()(outputs)
     head = keras.layers.Dense(3, name="head")
     model = keras.Model(inputs, head(outputs))
-    rng = np.random.default_rng(0)
+    rng, family = np.random.default_rng(0), FAMILIES[name]
 
     def data(tensor):
-        shape = (13, *(16 if n is None else n for n in tensor.shape[1:]))
+        row = [16 if n is None else n for n in tensor.shape[1:]]
+        shape = (13, *family.sizes.get(tensor.name, row))
+        if tensor.name in family.rows:
+            return np.array([family.rows[tensor.name]] * 13, tensor.dtype)
         if "mask" in tensor.name:
             return np.ones(shape, "int32")
         if "float" in tensor.dtype:

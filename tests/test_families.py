@@ -21,7 +21,8 @@ if Version(keras.__version__) < Version("3.15"):
     pytest.skip("KerasHub 0.32 needs Keras 3.15", allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Layer .* was passed an input with a mask:UserWarning"
+    "ignore:Layer .* was passed an input with a mask:UserWarning",
+    "ignore:The 'rwkv_ops' package is not installed:UserWarning",
 )
 MESHES = (
     (("batch", 2), ("model", 4)),
@@ -44,11 +45,11 @@ def ids(cases):
     ]
 
 
-def check(name, axes, further, **how):
+def check(name, axes, further, layout=None, **how):
     cluster = shared_cluster(1, 8)
     ((expected, weights, none),) = cluster.call(families.train, name, **how)
     ((numbers, others, split),) = cluster.call(
-        families.train, name, axes, further, **how
+        families.train, name, axes, further, **(layout or {}), **how
     )
     assert not none
     assert split
@@ -80,9 +81,107 @@ def test_trains_as_on_one_device_full(case):
     check(*case)
 
 
-@pytest.mark.parametrize("how", [{"lora": True}, {"quantize": "int8"}], ids=str)
-def test_after_a_change_of_the_model(how):
-    check("llama", MESHES[1], None, **how)
+CHANGES = ({"lora": True}, {"quantize": "int8"}, {"quantize": "int4"})
+CHANGED = [
+    (how, axes, further)
+    for how in CHANGES
+    for axes in MESHES
+    for further in (None, "batch")
+]
+FEW = [(how, MESHES[1], None) for how in CHANGES]
+
+
+@pytest.mark.parametrize(("how", "axes", "further"), FEW, ids=str)
+def test_after_a_change_of_the_model(how, axes, further):
+    check("llama", axes, further, **how)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gemma", "llama"])
+@pytest.mark.parametrize(("how", "axes", "further"), CHANGED, ids=str)
+def test_after_a_change_of_the_model_full(name, how, axes, further):
+    check(name, axes, further, **how)
+
+
+def three(*names):
+    return tuple((name, 2) for name in names)
+
+
+SEQUENCES = (
+    (three("batch", "sequence", "model"), None, "sequence"),
+    (three("model", "sequence", "batch"), "batch", "sequence"),
+    (MESHES[0], None, "model"),
+    (MESHES[1], "batch", "model"),
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gemma", "llama", "bert"])
+@pytest.mark.parametrize(("axes", "further", "sequence"), SEQUENCES, ids=str)
+def test_trains_with_split_sequences_full(name, axes, further, sequence):
+    check(name, axes, further, {"sequence_axis": sequence})
+
+
+# Meshes by which the small models' heads divide as these maps want it.
+UPSTREAM = (
+    ("gemma2", MESHES[2]),
+    ("gemma2", MESHES[3]),
+    *itertools.product(("llama", "qwen", "qwen_moe", "qwen3_moe"), MESHES[:2]),
+)
+
+
+@pytest.mark.parametrize(("name", "axes"), [UPSTREAM[1], UPSTREAM[2]], ids=str)
+def test_trains_under_kerashub_s_own_map(name, axes):
+    check(name, axes, None, {"rules": "upstream"})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "axes"), [UPSTREAM[0], *UPSTREAM[3:]], ids=str
+)
+def test_trains_under_kerashub_s_own_map_full(name, axes):
+    check(name, axes, None, {"rules": "upstream"})
+
+
+def test_trains_under_a_map_of_parts_of_paths():
+    check("llama", MESHES[1], None, {"rules": "parts"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "about"),
+    [
+        ("llama", "large and replicated", "token_embedding/reverse_embeddings"),
+        ("gemma", "doesn't divide", "decoder_block_1/attention/key/kernel"),
+    ],
+)
+def test_what_is_wrong_with_kerashub_s_own_map_is_said(name, kind, about):
+    keras.utils.clear_session()
+    mesh = kmd.make_mesh({"batch": 4, "model": 2})
+    layout_map = FAMILIES[name].backbone.get_layout_map(mesh)
+    report = reports.examine(kmd.abstract(FAMILIES[name].build), layout_map)
+    assert (kind, about) in {(f.kind, f.about) for f in report.findings}
+
+
+def test_experts_that_kerashub_s_own_map_leaves_whole_are_named():
+    keras.utils.clear_session()
+    mesh = kmd.make_mesh({"batch": 2, "model": 4})
+    build = FAMILIES["qwen3_moe"].build
+    layout_map = FAMILIES["qwen3_moe"].backbone.get_layout_map(mesh)
+    findings = reports.examine(kmd.abstract(build), layout_map).findings
+    experts = [f for f in findings if "expert" in f.about]
+    assert {f.kind for f in experts} == {"large and replicated"}
+    assert len(experts) == 4  # two kernels in each of two layers
+
+
+def test_keys_that_are_parts_of_paths_are_found():
+    keras.utils.clear_session()
+    mesh = kmd.make_mesh({"batch": 4, "model": 2})
+    layout_map = families.parts_of_paths(mesh)
+    report = reports.examine(kmd.abstract(FAMILIES["llama"].build), layout_map)
+    layouts = {row.path: row.axes for row in report.rows}
+    found = layouts["transformer_layer_1/feedforward_output_dense/kernel"]
+    assert found == ("model", "batch")
+    assert "unmatched rule" not in {f.kind for f in report.findings}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -99,12 +198,9 @@ def test_nearly_all_is_split_and_nothing_is_wrong(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_class_alone_gives_the_same_rules(name):
-    import keras_hub
-
     keras.utils.clear_session()
     mesh = kmd.make_mesh({"batch": 4, "model": 2})
-    cls = getattr(keras_hub.models, FAMILIES[name].backbone)
-    rules = kmd.layouts.for_backbone(cls, mesh)
+    rules = kmd.layouts.for_backbone(FAMILIES[name].backbone, mesh)
     report = reports.examine(kmd.abstract(FAMILIES[name].build), rules)
     split = 2 * (1 - report.device_bytes / report.total_bytes)
     # The small models have an odd vocabulary, or one head of keys and values,

@@ -61,6 +61,7 @@ from keras_meshdist.keras_hooks.names import (  # noqa: E402
     naming_outputs,
     output_of,
 )
+from keras_meshdist.keras_hooks.tensors import without_values  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "output_of",
     "remove",
     "untouched_names",
+    "without_values",
 ]
 
 # place, name, wrapper, parameters that Keras' own must begin with
@@ -197,12 +199,9 @@ def install():
         _undo[f"jax._src.lax.slicing.{name}_p"] = functools.partial(
             lowering.unhook, primitive, lowering.hook(primitive)
         )
+    _undo["jax._src.lax.fft.fft_p"] = lowering.hook_fourier_transform()
     if Version(jax.__version__) < Version("0.6.2"):
-        _undo["jax._src.lax.lax.concatenate_p"] = functools.partial(
-            lowering.unhook,
-            lowering.concatenation,
-            lowering.hook_concatenation(),
-        )
+        _undo["jax._src.lax.lax.concatenate_p"] = lowering.hook_concatenation()
     if Version(jax.__version__) < Version("0.5"):
         before = getattr(jax.config, _THREEFRY)
         _undo[_THREEFRY] = functools.partial(

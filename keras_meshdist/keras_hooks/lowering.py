@@ -1,15 +1,17 @@
-"""Hooks on how JAX turns scatters and concatenations into programs."""
+"""Hooks on how JAX turns some operations into programs that XLA gets wrong."""
 
 import contextvars
+import dataclasses
 import functools
 
 from jax._src.interpreters import mlir
-from jax._src.lax import lax, slicing
+from jax._src.lax import fft, lax, slicing
 
 from keras_meshdist import scatters
 from keras_meshdist.keras_hooks.base import ours
 
 concatenation = lax.concatenate_p
+fourier_transform = fft.fft_p
 
 _SCATTERS = (
     "scatter",
@@ -73,7 +75,7 @@ def unhook(primitive, before):
     mlir._lowerings[primitive] = before
 
 
-_inside = contextvars.ContextVar("inside_concatenation", default=False)
+_inside = contextvars.ContextVar("inside_what_is_whole", default=False)
 
 
 def hook_concatenation():
@@ -85,17 +87,51 @@ def hook_concatenation():
     which JAX lowers `concatenate`, in programs for the devices of a mesh.
 
     Returns:
-        What was registered before.
+        Function that takes it away again.
     """
-    before = mlir._lowerings[concatenation]
-    rule = getattr(before, "rule", before)
+    return _keep_whole(
+        concatenation, lambda rank, dimension, **params: [dimension]
+    )
 
-    def concatenate(distribution, *arrays, dimension):
-        whole = [distribution.keep_whole(a, dimension) for a in arrays]
-        joined = concatenation.bind(*whole, dimension=dimension)
-        return distribution.keep_whole(joined, dimension)
 
-    def lower(context, *arrays, dimension):
+def hook_fourier_transform():
+    """XLA ends the process where what is transformed is split.
+
+    Seen with JAX 0.10.2 ("Check failed: size_per_partition % num_partitions",
+    in F-Net with weights split over two axes). Wraps the rule by which JAX
+    lowers `fft` (JAX 0.4.38 to 0.12), as for concatenations.
+
+    Returns:
+        Function that takes it away again.
+    """
+    return _keep_whole(
+        fourier_transform,
+        lambda rank, fft_lengths, **params: range(
+            rank - len(fft_lengths), rank
+        ),
+    )
+
+
+def _keep_whole(primitive, dimensions_of):
+    """Keeps dimensions of what a primitive takes and gives whole.
+
+    Args:
+        primitive: JAX's primitive, with one result.
+        dimensions_of: function from the rank and the primitive's parameters to
+            the dimensions.
+    """
+
+    def bind(distribution, *arrays, **params):
+        dimensions = dimensions_of(arrays[0].ndim, **params)
+
+        def whole(array):
+            for dimension in dimensions:
+                array = distribution.keep_whole(array, dimension)
+            return array
+
+        return whole(primitive.bind(*map(whole, arrays), **params))
+
+    def lower(rule, context, *arrays, **params):
         distribution = ours()
         around = context.module_context.axis_context
         if (
@@ -104,15 +140,24 @@ def hook_concatenation():
             or getattr(around, "manual_axes", None)
             or getattr(around, "num_devices", 1) != distribution.num_devices
         ):
-            return rule(context, *arrays, dimension=dimension)
+            return rule(context, *arrays, **params)
         token = _inside.set(True)
         try:
             return mlir.lower_fun(
-                functools.partial(concatenate, distribution),
-                multiple_results=False,
-            )(context, *arrays, dimension=dimension)
+                functools.partial(bind, distribution), multiple_results=False
+            )(context, *arrays, **params)
         finally:
             _inside.reset(token)
 
-    mlir.register_lowering(concatenation, lower)
-    return before
+    # There may be a rule for each platform besides the one for all.
+    undo = []
+    for table in (mlir._lowerings, *mlir._platform_specific_lowerings.values()):
+        if primitive in table:
+            before = table[primitive]
+            rule = getattr(before, "rule", before)
+            after = functools.partial(lower, rule)
+            if rule is not before:
+                after = dataclasses.replace(before, rule=after)
+            table[primitive] = after
+            undo.append(functools.partial(table.__setitem__, primitive, before))
+    return lambda: [put_back() for put_back in undo]

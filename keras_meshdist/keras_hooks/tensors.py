@@ -1,13 +1,32 @@
 """Hooks on how tensors and variables lie on the mesh."""
 
+import contextlib
+import contextvars
 import functools
 import inspect
 
 import jax
 import keras
+import numpy as np
 
 from keras_meshdist.keras_hooks.base import ours
 from keras_meshdist.keras_hooks.names import OutputName
+
+_without_values = contextvars.ContextVar("without_values", default=False)
+
+
+@contextlib.contextmanager
+def without_values():
+    """Context in which an array without a value is NumPy zeros for Keras.
+
+    A layer may ask for NumPy while it is built, of a table of frequencies for
+    example, though nothing that has a value comes of it.
+    """
+    token = _without_values.set(True)
+    try:
+        yield
+    finally:
+        _without_values.reset(token)
 
 
 def distribute_tensor(keras_function):
@@ -43,11 +62,14 @@ def convert_to_numpy(keras_function):
     """Keras can't bring an array together that lies on several processes.
 
     Wraps `convert_to_numpy` of the JAX backend (Keras 3.7 to 3.16), with which
-    KerasHub's `generate` ends. Not for variables.
+    KerasHub's `generate` ends. Not for variables. Neither can it convert what
+    has no value yet, in a model that is built without memory.
     """
 
     @functools.wraps(keras_function)
     def hook(x):
+        if isinstance(x, jax.core.Tracer) and _without_values.get():
+            return np.zeros(x.shape, x.dtype)
         distribution = ours()
         scattered = isinstance(x, jax.Array) and not (
             isinstance(x, jax.core.Tracer)

@@ -97,7 +97,7 @@ def auto(
     }
     shared = {d for w in weights if w.work for d in w.dims}
     over_model, over_fsdp = names["model_axis"], names["fsdp_axis"]
-    layouts, notes = {}, {}
+    layouts, notes = [], {}
     for weight, variable in zip(weights, variables, strict=True):
         axes, reason = _split_along(weight, split, experts, mesh)
         table = looked_up & set(weight.dims)
@@ -121,7 +121,7 @@ def auto(
                     axes, weight.shape, mesh, some, min_size, cut=cut
                 ):
                     break
-        layouts[variable.path] = as_entries(axes)
+        layouts.append((variable, as_entries(axes)))
         notes[variable.path] = reason
     sequence = names["sequence_axis"]
     outputs = output_axes(dimensions, split, sequence) if sequence else {}

@@ -1,5 +1,7 @@
 """Variables sharded by their size, and what `auto` shares with that."""
 
+import collections
+
 import jax
 
 from keras_meshdist import keras_hooks
@@ -7,7 +9,14 @@ from keras_meshdist.abstract import abstract, shapes_of
 from keras_meshdist.layouts.choice import weights_of
 from keras_meshdist.layouts.dimensions import Dimensions
 from keras_meshdist.layouts.rules import make_map
-from keras_meshdist.pieces import as_entries, axes_of, shard_further
+from keras_meshdist.layouts.sizes import first_that_works, shapes_to_try
+from keras_meshdist.pieces import (
+    as_entries,
+    axes_of,
+    misfit,
+    pieces_of,
+    shard_further,
+)
 
 # Smaller variables than this many elements stay whole under `fsdp`: what they
 # take is little, and each would be gathered by itself before it is used.
@@ -64,7 +73,7 @@ def fsdp(
             variable.path: cut_places(weight, uses)
             for weight, variable in zip(weights, variables, strict=True)
         }
-    layouts, notes = {}, {}
+    layouts, notes = [], {}
     for variable in model.variables:
         axes = [()] * len(variable.shape)
         notes[variable.path] = shard_further(
@@ -75,7 +84,7 @@ def fsdp(
             min_size,
             cut=cut.get(variable.path, ()),
         )
-        layouts[variable.path] = as_entries(axes)
+        layouts.append((variable, as_entries(axes)))
     layout_map = finish(mesh, model, layouts, notes)
     layout_map.optimizer_axes = found["optimizer_axis"]
     layout_map.min_size = min_size
@@ -97,9 +106,11 @@ def trace(model):
     def call(trainable, others, inputs):
         return model.stateless_call(trainable, others, inputs)[0]
 
+    weights = shapes_of(trainable), shapes_of(others)
     with keras_hooks.naming_outputs(), keras_hooks.untouched_names():
-        jaxpr = jax.make_jaxpr(call)(
-            shapes_of(trainable), shapes_of(others), shapes_of(inputs)
+        jaxpr = first_that_works(
+            lambda data: jax.make_jaxpr(call)(*weights, data),
+            shapes_to_try(model, inputs),
         )
     variables = [*trainable, *others]
     return Dimensions(jaxpr, len(variables)), variables
@@ -142,7 +153,21 @@ def check_axes(mesh, **arguments):
 
 
 def finish(mesh, model, layouts, notes, outputs=None):
-    layouts = {v.path: layouts[v.path] for v in model.variables}
+    """Returns the layout map.
+
+    Args:
+        mesh: `keras.distribution.DeviceMesh`.
+        model: `keras.Model`.
+        layouts: list of pairs, a variable and its layout's entries.
+        notes: dict from path to why a variable stays whole, or `None`.
+        outputs: dict from path to the entries of what a layer returns.
+    """
+    found = collections.defaultdict(list)
+    for variable, axes in layouts:
+        found[variable.path].append((tuple(variable.shape), axes))
+    layouts = {
+        v.path: _one_layout(mesh, found[v.path]) for v in model.variables
+    }
     layout_map = make_map(mesh, model, layouts, outputs or {})
     layout_map.notes.update(
         {
@@ -152,3 +177,17 @@ def finish(mesh, model, layouts, notes, outputs=None):
         }
     )
     return layout_map
+
+
+def _one_layout(mesh, found):
+    """The layout for all variables of a path, such as those of two encoders.
+
+    Where they have different ones, that which fits most shapes, and splits
+    them the most; of the others the map takes the entries that fit.
+    """
+
+    def use(axes):
+        fitting = [not misfit(axes, shape, mesh) for shape, _ in found]
+        return sum(fitting), pieces_of(mesh, *axes)
+
+    return max((axes for _, axes in found), key=use)
