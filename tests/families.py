@@ -65,9 +65,20 @@ def parts_of_paths(mesh):
     return layout_map
 
 
+def shorten_chunks():
+    """Of linear attention: XLA compiles a loop over 64 steps for minutes."""
+    from keras_hub.src.models.qwen3_5 import qwen3_5_gated_delta_net as net
+
+    function = net._chunk_gated_delta_rule
+    chunk_size, *others = function.__defaults__
+    function.__defaults__ = (min(chunk_size, 8), *others)
+
+
 def _train(name, lora, quantize):
     import keras
 
+    if name.startswith("qwen3_5"):
+        shorten_chunks()
     backbone = FAMILIES[name].build()
     if lora:
         backbone.enable_lora(2)
@@ -112,7 +123,11 @@ def _train(name, lora, quantize):
         np.array(model.evaluate(x, y, batch_size=8, verbose=0)),
         model.predict(x, batch_size=8, verbose=0),
     ]
-    weights = {v.path: np.asarray(v) for v in model.trainable_variables}
+    # Two encoders in a model have the same paths.
+    weights = {
+        f"{n}: {v.path}": np.asarray(v)
+        for n, v in enumerate(model.trainable_variables)
+    }
     split = sum(
         not v.value.sharding.is_fully_replicated
         for v in model.variables
