@@ -58,6 +58,7 @@ def hub(session):
         "full or not full",
         "tests/test_hub.py",
         "tests/test_families.py",
+        "tests/test_tasks.py",
         *session.posargs,
     )
 
@@ -74,6 +75,7 @@ def full(session):
             "--ignore=tests/upstream",
             "--ignore=tests/test_hub.py",
             "--ignore=tests/test_families.py",
+            "--ignore=tests/test_tasks.py",
         ],
     )
 

@@ -164,9 +164,9 @@ FAMILIES = {
         top_k=2,
     ),
     "gpt_oss": _grouped("GptOssBackbone", num_experts=4, top_k=2),
-    "gpt2": _heads("GPT2Backbone", max_sequence_length=64),
+    "gpt2": _heads("GPT2Backbone", max_sequence_length=16),
     "gpt_neo_x": _heads("GPTNeoXBackbone"),
-    "opt": _heads("OPTBackbone", max_sequence_length=64),
+    "opt": _heads("OPTBackbone", max_sequence_length=16),
     "bloom": _heads("BloomBackbone"),
     "falcon": _family(
         "FalconBackbone",
@@ -176,22 +176,22 @@ FAMILIES = {
     ),
     "t5": _heads("T5Backbone"),
     # An odd vocabulary.
-    "bert": _heads("BertBackbone", vocabulary_size=101, max_sequence_length=64),
-    "roberta": _heads("RobertaBackbone", max_sequence_length=64),
-    "distil_bert": _heads("DistilBertBackbone", max_sequence_length=64),
+    "bert": _heads("BertBackbone", vocabulary_size=101, max_sequence_length=16),
+    "roberta": _heads("RobertaBackbone", max_sequence_length=16),
+    "distil_bert": _heads("DistilBertBackbone", max_sequence_length=16),
     "albert": _heads(
-        "AlbertBackbone", embedding_dim=16, max_sequence_length=64
+        "AlbertBackbone", embedding_dim=16, max_sequence_length=16
     ),
     "deberta": _heads(
-        "DebertaV3Backbone", max_sequence_length=64, bucket_size=8
+        "DebertaV3Backbone", max_sequence_length=16, bucket_size=8
     ),
     "whisper": _heads(
         "WhisperBackbone",
         num_mels=8,
-        max_encoder_sequence_length=64,
-        max_decoder_sequence_length=64,
+        max_encoder_sequence_length=16,
+        max_decoder_sequence_length=16,
     ),
-    "xlm_roberta": _heads("XLMRobertaBackbone", max_sequence_length=64),
+    "xlm_roberta": _heads("XLMRobertaBackbone", max_sequence_length=16),
     "electra": Family(
         "ElectraBackbone",
         {
@@ -201,13 +201,13 @@ FAMILIES = {
             "hidden_dim": 32,
             "intermediate_dim": 64,
             "embedding_dim": 16,
-            "max_sequence_length": 64,
+            "max_sequence_length": 16,
         },
     ),
     "xlnet": _heads("XLNetBackbone"),
     "esm": _heads("ESMBackbone"),
     "roformer_v2": _heads("RoformerV2Backbone", head_size=8),
-    "bart": _heads("BartBackbone", max_sequence_length=64),
+    "bart": _heads("BartBackbone", max_sequence_length=16),
     "gemma3": _sizes(
         "Gemma3Backbone",
         num_key_value_heads=2,

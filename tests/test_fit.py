@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from packaging.version import Version
 
+from keras_meshdist import cluster
 from tests import fits
-from tests.clusters import shared_cluster
+from tests.clusters import local_only, shared_cluster
 
 # What Keras 3.7 does on one device.
 NOT_ON_3_7 = {
@@ -20,9 +21,9 @@ NOT_ON_3_7 = {
 def test_it_equals_one_device(variant):
     if variant in NOT_ON_3_7 and Version(keras.__version__) < Version("3.8"):
         pytest.skip(f"Keras 3.7 on one device: {NOT_ON_3_7[variant]}")
-    cluster = shared_cluster(2, 4)
-    expected = cluster.call(fits.run, variant, {})[0]
-    for got in cluster.call(fits.run, variant, {"m": 2, "b": 4}):
+    processes = shared_cluster(2, 4)
+    expected = processes.call(fits.run, variant, {})[0]
+    for got in processes.call(fits.run, variant, {"m": 2, "b": 4}):
         assert got.keys() == expected.keys()
         for name, value in expected.items():
             scale = np.abs(value).max()
@@ -51,10 +52,14 @@ def test_an_array_that_is_sharded_already_is_an_error():
     assert "auto_shard_dataset=False" in first
 
 
+@local_only
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_fifty_epochs_keep_memory_and_threads():
-    for sizes, threads in shared_cluster(4, 2).call(fits.resident_sizes, 50):
+    # Processes that have compiled nothing else.
+    with cluster.Cluster(4, 2, timeout=1100) as several:
+        results = several.call(fits.resident_sizes, 50)
+    for sizes, threads in results:
         assert not threads
         late = np.array(sizes[15:])
         assert late.max() <= 1.02 * late[0], late / late[0]

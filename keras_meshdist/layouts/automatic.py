@@ -100,19 +100,16 @@ def auto(
     layouts, notes = [], {}
     for weight, variable in zip(weights, variables, strict=True):
         axes, reason = _split_along(weight, split, experts, mesh)
-        table = looked_up & set(weight.dims)
         if over_model and not any(axes) and len(axes) > 1:
-            # A table whose rows don't divide goes by its columns. What isn't
-            # multiplied, such as positions, goes by what no weight shares.
-            free = [
-                d
-                for d, dim in enumerate(weight.dims)
-                if table or not (weight.work or dim in shared)
-            ]
-            problem = shard_further(
-                axes, weight.shape, mesh, over_model, 0, free
-            )
-            reason = reason if problem else None
+            dims = set(weight.dims)
+            if looked_up & dims or not (weight.work or shared & dims):
+                # A table whose rows don't divide goes by its columns, and so
+                # does what only a task uses, such as an output embedding.
+                problem = shard_further(axes, weight.shape, mesh, over_model, 0)
+                reason = reason if problem else None
+            elif not weight.work:
+                # Positions, for example: the sequence would be split as well.
+                reason = "what it is added to would be split as it is"
         if over_fsdp:
             cut = cut_places(weight, uses)
             both = over_fsdp if any(axes) else (*over_fsdp, *over_model)
