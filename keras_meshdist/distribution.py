@@ -160,7 +160,7 @@ class ModelParallel(MeshDistribution, keras.distribution.ModelParallel):
             rule = find_rule(layout_map, path, search=False)
             layout = layout_of(layout_map, rule)
         if not layout or misfit(layout.axes, slot.shape, self.device_mesh):
-            return self._whole(slot)
+            layout = self._whole(slot)
         if made and weight is not None:
             return layout_map.of_slot(layout, slot.shape)
         return layout

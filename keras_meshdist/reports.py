@@ -279,8 +279,8 @@ def _slot_bytes(layout_map, axes, slot):
     """Bytes on each device of a slot of a weight with these axes."""
     mesh, shape = layout_map.device_mesh, tuple(slot.shape)
     if misfit(axes, shape, mesh):
-        axes = ()  # whole, such as a learning rate
-    elif hasattr(layout_map, "of_slot"):
+        axes = (None,) * len(shape)
+    if hasattr(layout_map, "of_slot"):
         layout = TensorLayout(axes, mesh)
         axes = layout_map.of_slot(layout, shape).axes
     size = math.prod(shape) * _itemsize(slot.dtype)

@@ -217,7 +217,8 @@ class TestSequences:
         dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
         layout = dist.get_tensor_layout("down/output")
         assert layout.axes == ("batch", "model", None)
-        assert dist.get_tensor_layout("up/output") is None
+        layout = dist.get_tensor_layout("up/output")
+        assert layout.axes == ("batch", None, "model")
 
     def test_a_hand_written_map(self):
         mesh = kmd.make_mesh({"rows": 2, "a": 2, "b": 2})
