@@ -128,6 +128,7 @@ def train(case):
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # which may have been made before
     keras.distribution.set_distribution(
         _distribution(case.mesh, bool(case.feeds)) if case.mesh else None
     )

@@ -46,6 +46,7 @@ def run(variant, axes):
     warnings.simplefilter("ignore")  # some generators have no length
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # which may have been made before
     keras.utils.set_random_seed(7)
     keras.distribution.set_distribution(_distribution(*axes.items()))
     try:
@@ -246,6 +247,7 @@ def rows_read():
 
     dist = kmd.DataParallel(kmd.make_mesh({"b": 2, "m": 4}), batch_dim_name="b")
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # which may have been made before
     x, y = _data()
     with dist.scope():
         keras.utils.set_random_seed(7)
@@ -269,6 +271,7 @@ def sharded_array():
 
     dist = kmd.DataParallel()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # which may have been made before
     x, y = _data()
     mine = slice(jax.process_index(), 28, 2)
     with dist.scope():
