@@ -1,9 +1,12 @@
 """KerasHub's backbones under the layouts that are read off them."""
 
+import collections
 import itertools
 import math
 import pathlib
+import re
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -206,6 +209,126 @@ def test_the_class_alone_gives_the_same_rules(name):
     # The small models have an odd vocabulary, or one head of keys and values,
     # of which the rules for their class know nothing.
     assert split > (0.8 if name == "bert" else 0.9)
+
+
+# As published: small models would hide how little positions take.
+PUBLISHED = {
+    "gpt2": {
+        "vocabulary_size": 50257,
+        "num_layers": 12,
+        "num_heads": 12,
+        "hidden_dim": 768,
+        "intermediate_dim": 3072,
+        "max_sequence_length": 1024,
+    },
+    "opt": {
+        "vocabulary_size": 50272,
+        "num_layers": 12,
+        "num_heads": 12,
+        "hidden_dim": 768,
+        "intermediate_dim": 3072,
+        "max_sequence_length": 2048,
+    },
+    "bert": {
+        "vocabulary_size": 30522,
+        "num_layers": 12,
+        "num_heads": 12,
+        "hidden_dim": 768,
+        "intermediate_dim": 3072,
+        "max_sequence_length": 512,
+    },
+    "whisper": {
+        "vocabulary_size": 51864,
+        "num_layers": 6,
+        "num_heads": 8,
+        "hidden_dim": 512,
+        "intermediate_dim": 2048,
+        "max_encoder_sequence_length": 3000,
+        "max_decoder_sequence_length": 448,
+    },
+    "bart": {
+        "vocabulary_size": 50265,
+        "num_layers": 6,
+        "num_heads": 12,
+        "hidden_dim": 768,
+        "intermediate_dim": 3072,
+        "max_sequence_length": 1024,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_nearly_all_of_a_published_model_is_split(name):
+    def build():
+        return FAMILIES[name].backbone(**PUBLISHED[name])
+
+    keras.utils.clear_session()
+    mesh = kmd.make_mesh({"batch": 4, "model": 2})
+    layout_map = kmd.layouts.auto(build, mesh)
+    report = reports.examine(kmd.abstract(build), layout_map)
+    split = 2 * (1 - report.device_bytes / report.total_bytes)
+    assert split > 0.95
+
+
+_EXCHANGE = re.compile(
+    r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"(?:-start)?\("
+)
+
+
+def exchanges_of_a_block(name, layout_map_of):
+    """What devices exchange in a block forward, counted in the program."""
+
+    def count(layers):
+        def build():
+            config = {**FAMILIES[name].config, "num_layers": layers}
+            return FAMILIES[name].backbone(**config)
+
+        keras.utils.clear_session()
+        dist = kmd.ModelParallel(
+            layout_map=layout_map_of(build), batch_dim_name="batch"
+        )
+        with dist.scope():
+            model = build()
+            ones = np.ones((8, 16), "int32")
+            data = {"token_ids": ones, "padding_mask": ones}
+            program = jax.jit(lambda *a: model.stateless_call(*a)[0]).lower(
+                [v.value for v in model.trainable_variables],
+                [v.value for v in model.non_trainable_variables],
+                dist.place_batch(data),
+            )
+            text = program.compile().as_text()
+        return collections.Counter(_EXCHANGE.findall(text))
+
+    two, four = count(2), count(4)
+    return {kind: (four[kind] - two[kind]) / 2 for kind in four | two}
+
+
+AXES = ({"batch": 4, "model": 2}, {"model": 2, "batch": 4})
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_a_block_exchanges_twice(name, axes):
+    """After attention, and after the feed-forward part, as in Megatron-LM."""
+    mesh = kmd.make_mesh(axes)
+    found = exchanges_of_a_block(
+        name, lambda build: kmd.layouts.auto(build, mesh)
+    )
+    assert found == {"all-reduce": 2}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen"])
+def test_no_more_is_exchanged_than_under_kerashub_s_own_map(name):
+    # Of four devices, since their maps must divide the two heads of keys.
+    mesh = kmd.make_mesh({"batch": 2, "model": 2}, jax.devices()[:4])
+    found = exchanges_of_a_block(
+        name, lambda build: kmd.layouts.auto(build, mesh)
+    )
+    theirs = exchanges_of_a_block(
+        name, lambda build: FAMILIES[name].backbone.get_layout_map(mesh)
+    )
+    assert sum(found.values()) <= sum(theirs.values())
 
 
 def llama_405b():

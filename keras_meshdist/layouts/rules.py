@@ -114,4 +114,6 @@ def make_map(device_mesh, model, axes, outputs):
     for rule, split, _ in rules_for(outputs, automatic, automatic - numbered):
         layout_map[rule] = split
         layout_map.activations.add(rule)
+        # Called within another model, a layer's output has a longer path.
+        layout_map.optional.add(rule)
     return layout_map
