@@ -37,37 +37,41 @@ def _run(case):
     conformance.check(case, results)
 
 
-def _cases(processes, eagerly=(True, False)):
-    chosen = [
-        (case,)
+def _cases(chosen):
+    return parameterized.expand([(case,) for case in chosen], name_func=_name)
+
+
+def _on(processes):
+    return _cases(
+        case
         for case in PAIRWISE
-        if case.processes == processes and (case.style == "eagerly") in eagerly
-    ]
-    return parameterized.expand(chosen, name_func=_name)
+        if case.processes == processes and case.style != "eagerly"
+    )
 
 
 class TestConformance:
-    @_cases((1, 8))
+    @_on((1, 8))
     @pytest.mark.matrix
     def test_pairwise_on_one_process(self, case):
         _run(case)
 
-    @_cases((2, 4))
+    @_on((2, 4))
     @pytest.mark.matrix
     def test_pairwise_on_two_processes(self, case):
         _run(case)
 
-    @_cases((4, 2), eagerly=[False])
+    @_on((4, 2))
     def test_pairwise_on_four_processes(self, case):
         # Each of them compiles; the whole matrix has an AUC here too.
         _run(dataclasses.replace(case, auc=False))
 
-    @_cases((4, 2), eagerly=[True])
+    @_cases(case for case in PAIRWISE if case.style == "eagerly")
     @pytest.mark.extra
-    def test_pairwise_on_four_processes_eagerly(self, case):
-        _run(dataclasses.replace(case, auc=False))
+    def test_pairwise_eagerly(self, case):
+        # Each operation is compiled for itself.
+        _run(dataclasses.replace(case, auc=case in WITH_AUC))
 
-    @parameterized.expand([(case,) for case in REST], name_func=_name)
+    @_cases(REST)
     @pytest.mark.full
     def test_rest(self, case):
         _run(case)
