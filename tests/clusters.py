@@ -1,12 +1,18 @@
 """Running clusters that tests share, one of each shape."""
 
 import atexit
+import os
 from collections import OrderedDict
 
 import pytest
 
 from keras_meshdist import cluster
 
+# Most time goes into compiling, for programs of tests run once or twice.
+_COMPILE_QUICKLY = (
+    "--xla_cpu_parallel_codegen_split_count=1 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
 # Memory allows no more processes at a time.
 _MOST_PROCESSES = 9
 
@@ -18,6 +24,8 @@ def configure(devices: int = 8) -> None:
     if cluster.on_pod():
         cluster.join_pod()
     else:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} {_COMPILE_QUICKLY}"
         cluster.use_virtual_devices(devices)
 
 

@@ -189,6 +189,7 @@ class TestFailures:
         assert not used.closed
         assert used.call(everyone, 1) == [[1, 1]] * 2
 
+    @pytest.mark.extra
     def test_the_cluster_closes_when_others_hang(self):
         used = cluster.Cluster(2, 1, settle=1)
         start = time.monotonic()
@@ -228,6 +229,7 @@ class TestFailures:
         with pytest.raises(cluster.ClusterError, match="process 0 of 1 was ki"):
             used.call(sleep, 300)
 
+    @pytest.mark.extra
     def test_the_time_limit_of_a_call(self):
         with cluster.Cluster(2, 1, timeout=10) as used:
             start = time.monotonic()
@@ -278,7 +280,9 @@ def alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("thread", ["main", "another"])
+@pytest.mark.parametrize(
+    "thread", ["main", pytest.param("another", marks=pytest.mark.extra)]
+)
 def test_no_process_outlives_its_parent(thread):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, thread],

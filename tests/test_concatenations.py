@@ -1,8 +1,12 @@
 """Gates of recurrent layers, which XLA put together wrongly on JAX 0.4."""
 
+import itertools
+
+import jax
 import keras
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import keras_meshdist as kmd
 
@@ -33,9 +37,20 @@ def step(layer, rows):
     return [np.asarray(weight) for weight in model.get_weights()]
 
 
-@pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("rows", [8, 5])
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
+# XLA of newer JAX versions is right by itself.
+AFFECTED = Version(jax.__version__) < Version("0.6.2")
+CASES = [*itertools.product(["LSTM", "GRU"], [8, 5], RULES)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "rows", "rules"),
+    [
+        pytest.param(*case, marks=() if chosen else pytest.mark.extra)
+        for i, case in enumerate(CASES)
+        for chosen in [AFFECTED or i % 7 == 0]
+    ],
+    ids=str,
+)
 def test_one_step_is_as_on_one_device(layer, rows, rules):
     expected = step(layer, rows)
     layout_map = kmd.LayoutMap(kmd.make_mesh({"batch": 4, "model": 2}))

@@ -182,8 +182,18 @@ class TestAuto:
 
 SEQUENCES = [
     ("transformer", {"batch": 2, "sequence": 2, "model": 2}, "sequence"),
-    ("grouped", {"model": 2, "sequence": 2, "batch": 2}, "sequence"),
-    ("recurrent", {"sequence": 2, "batch": 4}, "sequence"),
+    pytest.param(
+        "grouped",
+        {"model": 2, "sequence": 2, "batch": 2},
+        "sequence",
+        marks=pytest.mark.extra,
+    ),
+    pytest.param(
+        "recurrent",
+        {"sequence": 2, "batch": 4},
+        "sequence",
+        marks=pytest.mark.extra,
+    ),
     ("transformer", {"model": 2, "batch": 4}, "model"),
     ("convolutions", {"batch": 2, "sequence": 2, "model": 2}, "sequence"),
 ]

@@ -101,6 +101,11 @@ class TestEightProcesses:
     @_cases(EIGHT)
     @pytest.mark.matrix
     def test_8x1(self, case):
+        _run(8, 1, case, everything=False)
+
+    @_cases(EIGHT)
+    @pytest.mark.full
+    def test_8x1_everything(self, case):
         _run(8, 1, case)
 
     @_cases(case for case in ALL + COVERING if case not in EIGHT)
@@ -127,7 +132,7 @@ class TestMoreDevicesThanRows:
         _run(8, 4, case)
 
     @_cases(POD[:1])
-    @pytest.mark.matrix
+    @pytest.mark.extra
     def test_1x256(self, case):
         _run(1, 256, case)
 

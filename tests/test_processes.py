@@ -41,6 +41,11 @@ def test_a_middle_axis_on_four_processes():
     assert [s["data_shards"] for s in seen] == [(2, 0), (2, 1), (2, 0), (2, 1)]
 
 
+def test_feeds_that_overlap_in_part_are_an_error():
+    with pytest.raises(Exception, match="same rows or none in common"):
+        shared_cluster(3, 2).call(processes.overlapping_feeds)
+
+
 @pytest.mark.parametrize(
     ("axes", "rows", "expected"),
     [

@@ -152,6 +152,7 @@ meet()
     )
 
 
+@pytest.mark.extra
 def test_the_time_limit(run):
     # On a slow computer the other process hasn't started by then.
     start = time.monotonic()

@@ -9,7 +9,12 @@ from tests.clusters import shared_cluster
 CASES = (
     # Both processes need all rows, and half of each.
     ((2, 4), (("sequence", 2), ("batch", 4)), "sequence"),
-    ((2, 4), (("model", 4), ("batch", 2)), "model"),
+    pytest.param(
+        (2, 4),
+        (("model", 4), ("batch", 2)),
+        "model",
+        marks=pytest.mark.extra,
+    ),
 )
 MORE = (
     ((2, 4), (("batch", 2), ("sequence", 4)), "sequence"),
