@@ -342,7 +342,9 @@ def test_another_shape():
 
 def test_the_same_tests_on_a_pod(tmp_path):
     (tmp_path / "test_pod.py").write_text(POD_TEST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error\nmarkers = extra\n"
+    )
     with reserve_port() as port:
         address = "127.0.0.1:{1}".format(*port.getsockname())
         hosts = []
