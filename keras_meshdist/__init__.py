@@ -15,6 +15,7 @@ from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
 from keras_meshdist.predictions import local_predictions
 from keras_meshdist.reports import inspect
+from keras_meshdist.weights import distribute_model
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "TensorLayout",
     "abstract",
     "cluster",
+    "distribute_model",
     "inspect",
     "keras_hooks",
     "layouts",

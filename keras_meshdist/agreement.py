@@ -11,10 +11,11 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from keras_meshdist import coordination
+from keras_meshdist.verdicts import DisagreementError, Waiting
 
 _BOARD = "batches"
 # Looks at the board are this far apart at first, and at most, in seconds.
@@ -22,10 +23,6 @@ _SHORTEST, _LONGEST = 0.0003, 0.02
 # How many passes over a dataset that have ended, and how many steps of each,
 # stay on the board: a process is never more than one ahead of another.
 _PASSES, _STEPS = 8, 2
-
-
-class DisagreementError(RuntimeError):
-    """Processes do not do the same: one died, raised, or has another batch."""
 
 
 class ClosedError(Exception):
@@ -57,8 +54,11 @@ class Board:
         self.dead: str | None = None
         self.post()
 
-    def open(self) -> int:
-        """Returns the number of a new pass, the same on every process."""
+    def open(self, what: str | None = None) -> int:
+        """Returns the number of a new pass, the same on every process.
+
+        `what` says for other processes what it is if it is no dataset.
+        """
         with self._lock:
             self._opened += 1
             self._passes[self._opened] = {
@@ -66,6 +66,7 @@ class Board:
                 "closed": None,
                 "taken": 0,
                 "resting": True,
+                "what": what,
             }
             ended = [
                 n for n, s in self._passes.items() if s["closed"] is not None
@@ -135,13 +136,17 @@ class Board:
             }
             count = coordination.process_count()
             if len(found) == count:
+                self._waiting(number, step).check_kinds(passes)
                 return [found[p] for p in range(count)]
             if closed():
                 raise ClosedError
             missing = [p for p in range(count) if p not in found]
             try:
+                if self.dead:
+                    raise DisagreementError(self.dead)
+                waiting = self._waiting(number, step)
                 for process in missing:
-                    self._judge(process, states.get(process), number, step)
+                    waiting.judge(process, states.get(process))
             except DisagreementError as error:
                 # The others come to it later, perhaps for another reason.
                 self._state["verdict"] = (number, str(error))
@@ -160,9 +165,12 @@ class Board:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
 
-    def ask(self, value: Any) -> list[Any]:
-        """Returns the values of all processes, outside of any step."""
-        number = self.open()
+    def ask(self, value: Any, what: str) -> list[Any]:
+        """Returns the values of all processes, outside of any step.
+
+        `what` says what for, behind "waits": `"to save model.keras"`.
+        """
+        number = self.open(what)
         try:
             self.await_batch(number)
             return self.agree(number, 0, value, lambda: False)
@@ -170,75 +178,11 @@ class Board:
             self.await_batch(None)
             self.close(number, 1)
 
-    def _judge(
-        self, process: int, state: dict | None, number: int, step: int
-    ) -> None:
-        """Raises if a process will not read what it is waited for."""
-        if self.dead:
-            raise DisagreementError(self.dead)
-        if state is None:
-            return
-        if state["verdict"] and state["verdict"][0] == number:
-            raise DisagreementError(state["verdict"][1])
-        if state["failed"] and state["failed"][0] == number:
-            _, at, text = state["failed"]
-            raise DisagreementError(
-                f"No process may raise in its dataset. Received: process "
-                f"{process} raised at batch {at}: {text}"
-            )
-        shown = state["passes"].get(number)
-        if shown and shown["closed"] is not None:
-            raise DisagreementError(
-                "All processes must take equally many batches. Received: "
-                f"process {process} took {shown['closed']} batches and went "
-                f"on, while process {coordination.process_id()} has a batch "
-                f"{step} (counted from 0)."
-            )
-        if state["left"]:
-            raise DisagreementError(
-                "All processes must make the same calls. Received: process "
-                f"{process} has ended, while process "
-                f"{coordination.process_id()} has a batch {step} (counted "
-                "from 0) to train on, evaluate or predict."
-            )
-        mine, other = self._awaited, state["awaited"]
-        if (
-            mine
-            and other
-            and mine[:2] == (number, step) != other[:2]
-            and min(time.monotonic() - mine[2], other[2]) > self.limit
-        ):
-            raise DisagreementError(
-                "All processes must make the same calls. Received: process "
-                f"{coordination.process_id()} needs batch {step} (counted "
-                f"from 0) of pass {number} over a dataset, and process "
-                f"{process} batch {other[1]} of pass {other[0]}; each has "
-                f"waited for more than {self.limit:g} seconds."
-            )
-        behind = [
-            older
-            for older, theirs in state["passes"].items()
-            if older < number
-            and not theirs["resting"]
-            and older in self._passes
-            and theirs["taken"] > self._passes[older]["taken"]
-        ]
-        if behind and mine and time.monotonic() - mine[2] > self.limit:
-            raise DisagreementError(
-                "All processes must make the same calls. Received: process "
-                f"{coordination.process_id()} needs batch {step} (counted "
-                f"from 0) of pass {number} over a dataset, while process "
-                f"{process} is in a step of pass {behind[0]} that process "
-                f"{coordination.process_id()} has not come to. Each has "
-                f"waited for more than {self.limit:g} seconds."
-            )
-        if state["reading"] > self.limit:
-            raise DisagreementError(
-                f"A batch must be read within {self.limit:g} seconds "
-                "(`data_timeout` of the distribution). Received: process "
-                f"{process} is reading one for {state['reading']:.0f} "
-                f"seconds, at batch {step} or before."
-            )
+    def _waiting(self, number: int, step: int) -> Waiting:
+        with self._lock:
+            passes = dict(self._passes)
+        process = coordination.process_id()
+        return Waiting(process, number, step, passes, self._awaited, self.limit)
 
     def states(self) -> dict[int, dict]:
         """What each process shows."""
@@ -281,25 +225,3 @@ class Board:
         """Says that this process makes no more calls."""
         self._state["left"] = True
         self.post()
-
-
-def grouped(answers: list[Any], processes: Sequence[int] | None = None) -> str:
-    """Names what the processes say, equal answers together.
-
-    Args:
-        answers: list with a text for each process.
-        processes: sequence of int, whose answers these are. Defaults to all
-            processes by their numbers.
-
-    Returns:
-        string, such as `"processes 0, 2: 16 rows; process 1: 13 rows"`.
-    """
-    groups: dict[Any, list[int]] = {}
-    who = range(len(answers)) if processes is None else processes
-    for process, answer in zip(who, answers, strict=True):
-        groups.setdefault(answer, []).append(process)
-    return "; ".join(
-        f"process{'es' if len(who) > 1 else ''} "
-        f"{', '.join(map(str, who))}: {answer}"
-        for answer, who in groups.items()
-    )

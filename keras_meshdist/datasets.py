@@ -13,7 +13,7 @@ import jax
 import keras
 import numpy as np
 
-from keras_meshdist import agreement
+from keras_meshdist import verdicts
 from keras_meshdist.arrays import ArrayRows
 from keras_meshdist.feeds import Feeds
 
@@ -23,13 +23,17 @@ _CONTENTS_EVERY = 64
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a process says of a batch; `rows` is `None` at a dataset's end."""
+    """What a process says of a batch; `rows` is `None` at a dataset's end.
+
+    `assigned` is what variables were given since the pass before.
+    """
 
     rows: int | None
     structure: str = ""
     digest: str | None = None
     epoch_steps: int | None = None
     empty: Any = None
+    assigned: tuple[tuple[str, int], ...] = ()
 
 
 class GlobalDataset:
@@ -67,7 +71,7 @@ class GlobalDataset:
             answers: list of `Said`, by process number.
 
         Raises:
-            agreement.DisagreementError: if they differ.
+            verdicts.DisagreementError: if they differ.
         """
         lengths = [f"{said.epoch_steps} batches" for said in answers]
         _compare(
@@ -174,9 +178,9 @@ class OwnFeeds:
 def _compare(step, rule, aspects, remedy, processes=None):
     for what, seen in aspects:
         if len(set(seen)) > 1:
-            raise agreement.DisagreementError(
+            raise verdicts.DisagreementError(
                 f"{rule} Received: batch {step} (counted from 0) with "
-                f"different {what}: {agreement.grouped(seen, processes)}. "
+                f"different {what}: {verdicts.grouped(seen, processes)}. "
                 f"{remedy}"
             )
 

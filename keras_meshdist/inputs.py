@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import keras
 
-from keras_meshdist import agreement
+from keras_meshdist import agreement, weights
 from keras_meshdist.datasets import GlobalDataset, OwnFeeds, Said
 
 # A thread costs a tenth of a millisecond, and the interpreter's lock more;
@@ -38,6 +38,7 @@ class Reader:
         epoch_steps: int, how many batches an epoch takes; none is read ahead
             behind it, since a generator would lose it. `None` if not known.
         scope: function that returns a context in which another thread reads.
+        assigned: `weights.Assigned`, compared before the first batch.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Reader:
         board: agreement.Board | None = None,
         epoch_steps: int | None = None,
         scope: Callable[[], Any] = contextlib.nullcontext,
+        assigned: weights.Assigned | None = None,
     ):
         source = iter(source)
         self._epoch_steps = epoch_steps
-        self._read = _Pass(source, kind, board, epoch_steps)
+        self._read = _Pass(source, kind, board, epoch_steps, assigned)
         self._scope = scope
         self._ahead: _Ahead | None = None
         self._taken = 0
@@ -124,11 +126,12 @@ class _Ahead(threading.Thread):
 class _Pass:
     """Reads one batch after the other, of one pass over a dataset."""
 
-    def __init__(self, source, kind, board, epoch_steps):
+    def __init__(self, source, kind, board, epoch_steps, assigned):
         self._source = source
         self._kind = kind
         self._board = board
         self._epoch_steps = epoch_steps
+        self._assigned = assigned
         self._number: int | None = None
         self._closed = False
         self._ended: StopIteration | None = None
@@ -204,9 +207,12 @@ class _Pass:
     def _agree(self, step: int, said: Said | None) -> list[Said] | None:
         if self._board is None:
             return None
+        if step == 0 and self._assigned:
+            said = dataclasses.replace(said, assigned=self._assigned.take())
         answers = self._board.agree(
             self._number, step, said, lambda: self._closed
         )
+        weights.compare([said.assigned for said in answers])
         self._kind.check(step, answers)
         return answers
 

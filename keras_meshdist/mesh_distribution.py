@@ -7,7 +7,6 @@ import keras
 import numpy as np
 
 from keras_meshdist import (
-    agreement,
     batches,
     convolutions,
     datasets,
@@ -16,6 +15,7 @@ from keras_meshdist import (
     inputs,
     keras_hooks,
     predictions,
+    weights,
 )
 from keras_meshdist.layout import (
     ActivationLayout,
@@ -24,10 +24,11 @@ from keras_meshdist.layout import (
     sharding_of,
 )
 from keras_meshdist.mesh import jax_mesh, process_ids
+from keras_meshdist.mesh_weights import MeshWeights
 from keras_meshdist.pieces import pieces_of
 
 
-class MeshDistribution(keras_hooks.HookedDistribution):
+class MeshDistribution(MeshWeights):
     """Splits rows over named mesh axes, on any number of processes.
 
     The half of a distribution that reads data; a subclass says how variables
@@ -52,6 +53,7 @@ class MeshDistribution(keras_hooks.HookedDistribution):
     def _start(self, auto_shard_dataset, data_timeout):
         """Comes to terms with the other processes."""
         self._data_layouts = {}
+        self._assigned = weights.Assigned()
         self.auto_shard_dataset = auto_shard_dataset
         keras_hooks.agree_on_seed()
         self._board = heartbeat.start(data_timeout)
@@ -167,13 +169,18 @@ class MeshDistribution(keras_hooks.HookedDistribution):
 
     def read(self, source, epoch_steps):
         return inputs.Reader(
-            source, self._dataset, self._board, epoch_steps, self.scope
+            source,
+            self._dataset,
+            self._board,
+            epoch_steps,
+            self.scope,
+            self._assigned,
         )
 
     def epoch_length(self, batches):
         if self._board is None or self.auto_shard_dataset:
             return batches
-        lengths = self._board.ask(batches)
+        lengths = self._board.ask(batches, "to say how long an epoch is")
         return None if None in lengths else max(lengths)
 
     @property
@@ -267,16 +274,6 @@ class MeshDistribution(keras_hooks.HookedDistribution):
         if wait:
             return keras.tree.map_structure(np.asarray, outputs)
         return outputs
-
-    def gather(self, array):
-        shapes = self._board.ask(f"{array.dtype}{list(array.shape)}")
-        if len(set(shapes)) > 1:
-            raise agreement.DisagreementError(
-                "All processes must convert the same array to NumPy, since "
-                "each holds a part of it. Received: "
-                f"{agreement.grouped(shapes)}."
-            )
-        return predictions.fetch(array)
 
     def _rows_of(self, batch):
         """The rows of a batch that are each process' own."""

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from keras_meshdist import agreement, cluster
+from keras_meshdist import agreement, cluster, verdicts
 from keras_meshdist.cluster.processes import reserve_port
 from tests import datasets, processes
 from tests.clusters import local_only, shared_cluster
@@ -99,7 +99,7 @@ def test_many_passes_within_a_pass():
 
 def test_equal_answers_are_named_together():
     assert (
-        agreement.grouped(["a", "b", "a"]) == "processes 0, 2: a; process 1: b"
+        verdicts.grouped(["a", "b", "a"]) == "processes 0, 2: a; process 1: b"
     )
 
 

@@ -33,27 +33,42 @@ if Version(keras.__version__) < OLDEST_KERAS or (
     )
 
 from keras.src import backend  # noqa: E402
+from keras.src.backend.common.variables import Variable  # noqa: E402
+from keras.src.backend.jax import core as jax_core  # noqa: E402
 from keras.src.backend.jax import (  # noqa: E402
     distribution_lib as jax_distribution,
 )
 from keras.src.backend.jax import nn as jax_nn  # noqa: E402
 from keras.src.backend.jax import trainer as jax_trainer  # noqa: E402
+from keras.src.callbacks.backup_and_restore import (  # noqa: E402
+    BackupAndRestore,
+)
+from keras.src.callbacks.callback_list import CallbackList  # noqa: E402
 from keras.src.distribution import distribution_lib  # noqa: E402
+from keras.src.legacy.saving import legacy_h5_format  # noqa: E402
 from keras.src.optimizers import base_optimizer  # noqa: E402
+from keras.src.saving import saving_lib  # noqa: E402
 from keras.src.trainers import data_adapters, epoch_iterator  # noqa: E402
+from keras.src.utils import file_utils  # noqa: E402
 
 from keras_meshdist.keras_hooks import (  # noqa: E402
+    callbacks,
     lowering,
     tensors,
     training,
+    variables,
 )
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
     agree_on_seed,
+    forget_functions,
+    forget_layout,
     forget_value,
     input_structure,
+    is_remote_path,
     layers_of,
     layout_given,
     num_processes,
+    set_value,
     untouched_names,
 )
 from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
@@ -63,14 +78,19 @@ from keras_meshdist.keras_hooks.names import (  # noqa: E402
 )
 from keras_meshdist.keras_hooks.tensors import without_values  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
+from keras_meshdist.keras_hooks.variables import is_scattered  # noqa: E402
 
 __all__ = [
     "HookedDistribution",
     "agree_on_seed",
+    "forget_functions",
+    "forget_layout",
     "forget_value",
     "input_structure",
     "install",
     "installed",
+    "is_remote_path",
+    "is_scattered",
     "layers_of",
     "layout_given",
     "making_adapter",
@@ -78,6 +98,7 @@ __all__ = [
     "num_processes",
     "output_of",
     "remove",
+    "set_value",
     "untouched_names",
     "without_values",
 ]
@@ -160,6 +181,43 @@ _HOOKS = (
     (jax_nn, "conv", tensors.convolution, ("inputs", "kernel")),
     (jax_nn, "depthwise_conv", tensors.convolution, ("inputs", "kernel")),
     (jax_nn, "conv_transpose", tensors.convolution, ("inputs", "kernel")),
+    (
+        jax_core.Variable,
+        "_direct_assign",
+        variables.direct_assign,
+        ("self", "value"),
+    ),
+    (
+        jax_core.Variable,
+        "_convert_to_tensor",
+        variables.to_tensor,
+        ("self", "value", "dtype"),
+    ),
+    (Variable, "__array__", variables.to_array, ("self", "dtype")),
+    (saving_lib, "save_model", variables.save, ("model", "filepath")),
+    (saving_lib, "save_weights_only", variables.save, ("model", "filepath")),
+    (
+        legacy_h5_format,
+        "save_model_to_hdf5",
+        variables.save,
+        ("model", "filepath"),
+    ),
+    *(
+        (store, "__setitem__", variables.store_value, ("self", "key", "value"))
+        for name in ("H5Entry", "H5IOStore", "ShardedH5IOStore")
+        for store in [getattr(saving_lib, name, None)]
+        if hasattr(store, "__setitem__")
+    ),
+    (
+        saving_lib,
+        "is_memory_sufficient",
+        variables.is_memory_sufficient,
+        ("model",),
+    ),
+    (CallbackList, "__init__", callbacks.make_list, ("self", "callbacks")),
+    (BackupAndRestore, "_save_model", callbacks.back_up, ("self",)),
+    (BackupAndRestore, "on_train_end", callbacks.end_backup, ("self",)),
+    (file_utils, "makedirs", callbacks.make_folder, ("path",)),
 )
 
 # How to take away what is installed, by its dotted path.

@@ -11,7 +11,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.jax import distribution_lib as jax_distribution
 from keras.src.trainers.data_adapters import array_slicing
-from keras.src.utils import rng_utils
+from keras.src.utils import file_utils, rng_utils
 
 from keras_meshdist import coordination
 from keras_meshdist.arrays import ArrayRows
@@ -126,6 +126,30 @@ def forget_value(variable):
     """Leaves a variable its shape and dtype only."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     variable._value = jax.ShapeDtypeStruct(tuple(variable.shape), dtype)
+
+
+def forget_layout(variable):
+    """Lets a variable take the layout of another distribution."""
+    variable._layout = None
+
+
+def set_value(variable, value, layout):
+    """Gives a variable a value that lies as a layout says."""
+    variable._layout = layout
+    variable._value = value
+
+
+def forget_functions(model):
+    """Lets a model compile its steps again, for another distribution."""
+    for layer in [model, *layers_of(model)]:
+        for name in ("train", "test", "predict", "generate"):
+            if getattr(layer, f"{name}_function", None) is not None:
+                setattr(layer, f"{name}_function", None)
+
+
+def is_remote_path(path):
+    """Whether a path isn't one of the local file system."""
+    return bool(file_utils.is_remote_path(str(path)))
 
 
 def input_structure(model):

@@ -54,8 +54,27 @@ class HookedDistribution(abc.ABC):
         """Brings predictions to this process, if they aren't or if `wait`."""
 
     @abc.abstractmethod
-    def gather(self, array):
-        """Returns an array that lies on several processes as NumPy."""
+    def gather(self, array, path=None):
+        """Returns an array that lies on several processes as NumPy.
+
+        `path` is the variable's whose value it is.
+        """
+
+    @abc.abstractmethod
+    def place_variable(self, variable, value, layout):
+        """Puts a value of a variable on the devices."""
+
+    @abc.abstractmethod
+    def save(self, write, target):
+        """Calls a function that saves to a path, on all processes."""
+
+    @abc.abstractmethod
+    def save_files(self, path, write, take_part):
+        """Saves several files on one process, while the others take part."""
+
+    @abc.abstractmethod
+    def value_to_save(self, value, key):
+        """Returns a value as NumPy, or `None` if it isn't written here."""
 
     @abc.abstractmethod
     def model_is_whole(self, model):

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_meshdist.keras_hooks.base import ours
 from keras_meshdist.keras_hooks.names import OutputName
+from keras_meshdist.keras_hooks.variables import is_scattered
 
 _without_values = contextvars.ContextVar("without_values", default=False)
 
@@ -62,8 +63,8 @@ def convert_to_numpy(keras_function):
     """Keras can't bring an array together that lies on several processes.
 
     Wraps `convert_to_numpy` of the JAX backend (Keras 3.7 to 3.16), with which
-    KerasHub's `generate` ends. Not for variables. Neither can it convert what
-    has no value yet, in a model that is built without memory.
+    KerasHub's `generate` ends. Neither can it convert what has no value yet,
+    in a model that is built without memory.
     """
 
     @functools.wraps(keras_function)
@@ -71,14 +72,11 @@ def convert_to_numpy(keras_function):
         if isinstance(x, jax.core.Tracer) and _without_values.get():
             return np.zeros(x.shape, x.dtype)
         distribution = ours()
-        scattered = isinstance(x, jax.Array) and not (
-            isinstance(x, jax.core.Tracer)
-            or x.is_fully_addressable
-            or x.is_fully_replicated
-        )
-        if distribution is None or not scattered:
-            return keras_function(x)
-        return distribution.gather(x)
+        if distribution is not None and is_scattered(x):
+            return distribution.gather(x)
+        if distribution is not None and isinstance(x, keras.Variable):
+            return np.asarray(x)
+        return keras_function(x)
 
     return hook
 

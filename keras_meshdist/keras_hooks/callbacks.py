@@ -1,0 +1,100 @@
+"""Hooks on callbacks: one of several processes writes and shows."""
+
+import functools
+import tempfile
+
+import jax
+import keras
+
+from keras_meshdist.keras_hooks.base import ours
+
+_TO_FILES = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+def make_list(keras_method):
+    """Keras shows a progress bar, and writes each log, on every process.
+
+    Wraps `CallbackList.__init__` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, callbacks=None, *args, **kwargs):
+        if ours() is None or jax.process_index() == 0:
+            return keras_method(self, callbacks, *args, **kwargs)
+        given = keras.tree.flatten(callbacks) if callbacks else []
+        kept = [c for c in map(_elsewhere, given) if c is not None]
+        kwargs["add_progbar"] = False
+        return keras_method(self, kept, *args, **kwargs)
+
+    return hook
+
+
+def _elsewhere(callback):
+    """Returns what a process that doesn't write has of a callback."""
+    if isinstance(callback, keras.callbacks.TensorBoard) and (
+        callback.histogram_freq or callback.embeddings_freq
+    ):
+        # All processes bring the weights together that it shows.
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        callback.meshdist_folder = folder  # it goes when the callback goes
+        callback.log_dir = folder.name
+        return callback
+    writes = isinstance(callback, (*_TO_FILES, keras.callbacks.ProgbarLogger))
+    return None if writes else callback
+
+
+def back_up(keras_method):
+    """Keras copies and writes the same files on every process.
+
+    Wraps `BackupAndRestore._save_model` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, *args, **kwargs):
+        distribution = ours()
+        if distribution is None:
+            return keras_method(self, *args, **kwargs)
+        return distribution.save_files(
+            self._weights_path,
+            lambda: keras_method(self, *args, **kwargs),
+            self.model.save_weights,
+        )
+
+    return hook
+
+
+def end_backup(keras_method):
+    """Keras deletes the same files on every process.
+
+    Wraps `BackupAndRestore.on_train_end` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, *args, **kwargs):
+        if ours() is None or jax.process_index() == 0:
+            return keras_method(self, *args, **kwargs)
+        return None
+
+    return hook
+
+
+def make_folder(keras_function):
+    """Keras fails if another process makes the same folder in between.
+
+    Wraps `makedirs` of `file_utils` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_function)
+    def hook(path):
+        try:
+            return keras_function(path)
+        except FileExistsError:
+            if ours() is None:
+                raise
+            return None
+
+    return hook

@@ -1,0 +1,173 @@
+"""Weights onto the mesh, into files, and back."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from parameterized import parameterized
+
+import keras_meshdist as kmd
+from tests import saved
+from tests.clusters import shared_cluster
+
+ONE, TWO, FOUR = (1, 8), (2, 4), (4, 2)
+COVERING = (
+    ("weights", "float32", FOUR, "last", (TWO, "fsdp")),
+    ("model", "float32", TWO, "fsdp", (FOUR, "first")),
+    ("pieces", "bfloat16", TWO, "data", (ONE, "last")),
+    ("model", "bfloat16", ONE, "first", (TWO, "last")),
+)
+REST = tuple(
+    (file, dtype, processes, where, (others, other))
+    for file in saved.FILES
+    for dtype in ("float32", "bfloat16")
+    for processes in (ONE, TWO, FOUR)
+    for where, other in (("first", "fsdp"), ("last", "data"), ("data", "last"))
+    for others in (ONE, TWO, FOUR)
+)
+
+
+def name(function, number, parameters):
+    file, dtype, processes, where, (others, other) = parameters.args
+    shapes = [f"{n}x{d}" for n, d in (processes, others)]
+    return (
+        f"{function.__name__}_{file}_{dtype}_{shapes[0]}_{where}_"
+        f"{shapes[1]}_{other}"
+    )
+
+
+def same(expected, got):
+    for (path, one), (_, other) in zip(expected, got, strict=True):
+        if "seed_generator" in path:
+            continue  # Keras doesn't save it
+        assert one.dtype == other.dtype, path
+        assert one.tobytes() == other.tobytes(), path
+
+
+def round_trip(folder, file, dtype, processes, where, then):
+    answers = shared_cluster(*processes).call(
+        saved.save, where, file, str(folder), dtype
+    )
+    expected, names = answers[0]
+    assert not [n for n in names if n.startswith(".")]
+    for values, _ in answers[1:]:
+        same(expected, values)
+    others, other = then
+    results = shared_cluster(*others).call(
+        saved.load, other, file, str(folder), dtype
+    )
+    results.append(saved.load(None, file, str(folder), dtype))
+    count = len(expected)
+    for values, _ in results:
+        # Metrics aren't saved.
+        same(expected[: count - 4], values[: count - 4])
+    losses = [loss for _, loss in results]
+    np.testing.assert_allclose(losses, losses[-1:] * len(losses), rtol=1e-2)
+
+
+class TestFiles:
+    @parameterized.expand(COVERING, name_func=name)
+    def test_round_trip(self, *case):
+        with saved.folder() as folder:
+            round_trip(folder, *case)
+
+    @parameterized.expand(REST, name_func=name)
+    @pytest.mark.full
+    def test_round_trip_full(self, *case):
+        with saved.folder() as folder:
+            round_trip(folder, *case)
+
+    def test_keras_reads_them_without_this_package(self, tmp_path):
+        shared_cluster(*TWO).call(saved.save, "last", "model", str(tmp_path))
+        code = """
+import sys, keras
+model = keras.saving.load_model(sys.argv[1])
+print(model.count_params())
+assert "keras_meshdist" not in sys.modules
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "model.keras"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+        )
+        assert done.stdout.split() == [str(17 * 32 + 4 * 32 + 33 * 8)]
+
+
+FAILURES = {
+    "alone": ("DisagreementError: All processes must make the same calls", ""),
+    "nowhere": ("no/.model", "process 0 raised FileNotFoundError"),
+    "other": ("DisagreementError: All processes must bring the same", ""),
+    "in the middle": (
+        "OSError: no space",
+        "process 0 raised OSError: no space",
+    ),
+    "value": ("DisagreementError", "for variable 'saved/up/bias'"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_an_error_on_one_is_one_on_all(kind, tmp_path):
+    answers = shared_cluster(*TWO).call(saved.fail, kind, str(tmp_path))
+    first, other = FAILURES[kind]
+    assert first in answers[0][0]
+    assert (other or first) in answers[1][0]
+    for _, names, unchanged in answers:
+        assert names == ["model.weights.h5"]
+        assert unchanged
+
+
+def test_keras_callbacks(tmp_path):
+    whole = shared_cluster(*TWO).call(
+        saved.callbacks, str(tmp_path / "whole"), 4
+    )
+    assert whole[0] == whole[1]
+    folder = str(tmp_path / "parts")
+    parts = [
+        shared_cluster(*TWO).call(saved.callbacks, folder, epochs)[0]
+        for epochs in (2, 4)
+    ]
+    assert len(whole[0]) == 4
+    assert parts[0] + parts[1] == whole[0]
+    for name, epochs in ("whole", [0, 1, 2, 3]), ("parts", [0, 1, 2, 3]):
+        lines = (tmp_path / name / "log.csv").read_text().splitlines()
+        assert [int(line.split(",")[0]) for line in lines[1:]] == epochs
+        assert (tmp_path / name / "new" / "best.keras").is_file()
+
+
+class TestDistributeModel:
+    @parameterized.expand([(ONE,), (TWO,)])
+    def test_training_goes_on_as_on_one_device(self, processes):
+        expected = saved.move(None, None)
+        for numbers, values, on in shared_cluster(*processes).call(
+            saved.move, "first", "fsdp"
+        ):
+            np.testing.assert_allclose(numbers, expected[0], rtol=1e-5)
+            for (path, got), (_, one) in zip(values, expected[1], strict=True):
+                np.testing.assert_allclose(
+                    got, one, rtol=1e-4, atol=1e-5, err_msg=path
+                )
+            assert set(on) == {1}
+
+    def test_slots_lie_as_their_weights(self):
+        parts = saved.spread("first")
+        kernels = {p: n for p, n in parts.items() if "kernel" in p}
+        assert len(kernels) == 6
+        assert set(kernels.values()) == {2}
+        assert parts["saved/norm/gamma"] == 1
+
+    def test_a_model_that_is_not_built(self):
+        import keras
+
+        model = keras.Sequential([keras.layers.Dense(3)])
+        with pytest.raises(ValueError, match="must be built.*Received: 'seq"):
+            kmd.distribute_model(model)
+
+    def test_a_distribution_of_keras(self):
+        import keras
+
+        model = saved.build(1)
+        with pytest.raises(ValueError, match="must be a `kmd.ModelParallel`"):
+            kmd.distribute_model(model, keras.distribution.DataParallel())
