@@ -180,4 +180,6 @@ def _move(variable, distribution):
         return
     layout = distribution.get_variable_layout(variable)
     placed = distribution.place_variable(variable, value, layout)
+    # One after the other: older JAX confuses collectives that run at a time.
+    jax.block_until_ready(placed)
     keras_hooks.set_value(variable, placed, layout)

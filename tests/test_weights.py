@@ -1,8 +1,10 @@
 """Weights onto the mesh, into files, and back."""
 
+import inspect
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 from parameterized import parameterized
@@ -46,6 +48,9 @@ def same(expected, got):
 
 
 def round_trip(folder, file, dtype, processes, where, then):
+    save_weights = inspect.signature(keras.Model.save_weights)
+    if file == "pieces" and "max_shard_size" not in save_weights.parameters:
+        pytest.skip("this version of Keras saves to one file only")
     answers = shared_cluster(*processes).call(
         saved.save, where, file, str(folder), dtype
     )
@@ -159,15 +164,11 @@ class TestDistributeModel:
         assert parts["saved/norm/gamma"] == 1
 
     def test_a_model_that_is_not_built(self):
-        import keras
-
         model = keras.Sequential([keras.layers.Dense(3)])
         with pytest.raises(ValueError, match="must be built.*Received: 'seq"):
             kmd.distribute_model(model)
 
     def test_a_distribution_of_keras(self):
-        import keras
-
         model = saved.build(1)
         with pytest.raises(ValueError, match="must be a `kmd.ModelParallel`"):
             kmd.distribute_model(model, keras.distribution.DataParallel())
