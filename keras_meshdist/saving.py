@@ -167,6 +167,11 @@ def _write(write: Callable[[Any], Any], target: Any) -> Any:
     if not is_path or keras_hooks.is_remote_path(target):
         return write(target)
     path = pathlib.Path(target)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            "The folder that a file is saved in must exist. Received: "
+            f"{str(path)!r}. Make {str(path.parent)!r} first."
+        )
     folder = path.parent / f".{path.name}.saving"
     # One that was left by a process that was killed.
     shutil.rmtree(folder, ignore_errors=True)

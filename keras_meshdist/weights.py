@@ -119,7 +119,8 @@ def distribute_model(model, distribution=None):
 
     Raises:
         ValueError: if the model isn't built, the distribution isn't one of
-            these, processes have different values, or a layout doesn't fit.
+            these, or a layout doesn't fit.
+        DisagreementError: if processes have different values.
     """
     ours = isinstance(distribution, keras_hooks.HookedDistribution)
     if distribution is not None and not ours:

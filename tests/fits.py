@@ -44,6 +44,8 @@ def run(variant, axes):
     import keras
 
     warnings.simplefilter("ignore")  # some generators have no length
+    # Which other tests set, and which rounds float64 otherwise.
+    jax.config.update("jax_disable_most_optimizations", False)
     jax.config.update("jax_enable_x64", True)
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")  # which may have been made before

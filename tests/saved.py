@@ -46,14 +46,13 @@ def build(seed, dtype="float32", rate=0.2):
     import keras
 
     keras.utils.set_random_seed(seed)
-    keras.config.set_dtype_policy(dtype)
     model = keras.Sequential(
         [
             keras.Input((16,)),
-            keras.layers.Dense(32, activation="relu", name="up"),
-            keras.layers.BatchNormalization(name="norm"),
-            keras.layers.Dropout(rate, name="drop"),
-            keras.layers.Dense(8, name="down"),
+            keras.layers.Dense(32, activation="relu", name="up", dtype=dtype),
+            keras.layers.BatchNormalization(name="norm", dtype=dtype),
+            keras.layers.Dropout(rate, name="drop", dtype=dtype),
+            keras.layers.Dense(8, name="down", dtype=dtype),
         ],
         name="saved",
     )
@@ -118,8 +117,13 @@ def load(where, file, folder, dtype="float32"):
 
 
 def with_scope(where):
+    import jax
     import keras
 
+    # Other tests in the same process set other ones.
+    jax.config.update("jax_enable_x64", False)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
     keras.utils.clear_session()
     keras.distribution.set_distribution(distribution(where))
 
@@ -178,6 +182,8 @@ def fail(kind, folder):
     import jax
     import keras
 
+    import keras_meshdist as kmd
+
     with_scope("last")
     dist = keras.distribution.distribution()
     folder = pathlib.Path(folder)
@@ -208,6 +214,12 @@ def fail(kind, folder):
                 layer = model.layers[0]
                 layer.bias.assign(np.full(32, float(process)))
                 model.fit(*data(), batch_size=8, verbose=0)
+            elif kind == "model":
+                keras.distribution.set_distribution(None)
+                other = build(1)
+                other.layers[0].bias.assign(np.full(32, float(process)))
+                keras.distribution.set_distribution(dist)
+                kmd.distribute_model(other, dist)
             error = "none"
         except Exception as found:
             error = f"{type(found).__name__}: {found}"
@@ -244,7 +256,6 @@ def callbacks(folder, epochs):
             keras.callbacks.LearningRateScheduler(
                 lambda epoch: 0.1 / (epoch + 1)
             ),
-            keras.callbacks.EarlyStopping("loss", patience=9),
         ]
         history = model.fit(
             *data(),
@@ -254,6 +265,8 @@ def callbacks(folder, epochs):
             epochs=epochs,
             callbacks=kept,
         )
-        return history.history["loss"]
+        shown = keras.callbacks.CallbackList(kept, add_progbar=True)
+        names = {type(callback).__name__ for callback in shown.callbacks}
+        return history.history["loss"], names
     finally:
         keras.distribution.set_distribution(None)

@@ -1,7 +1,9 @@
 """Hooks on callbacks: one of several processes writes and shows."""
 
 import functools
+import shutil
 import tempfile
+import weakref
 
 import jax
 import keras
@@ -39,9 +41,8 @@ def _elsewhere(callback):
         callback.histogram_freq or callback.embeddings_freq
     ):
         # All processes bring the weights together that it shows.
-        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        callback.meshdist_folder = folder  # it goes when the callback goes
-        callback.log_dir = folder.name
+        callback.log_dir = tempfile.mkdtemp()
+        weakref.finalize(callback, shutil.rmtree, callback.log_dir, True)
         return callback
     writes = isinstance(callback, (*_TO_FILES, keras.callbacks.ProgbarLogger))
     return None if writes else callback
