@@ -103,8 +103,8 @@ def save(keras_function):
 def store_value(keras_method):
     """Keras can't bring a value together, and writes it on every process.
 
-    Wraps `__setitem__` of what Keras saves weights to: `H5Entry` of older
-    versions, `H5IOStore` and `ShardedH5IOStore` of newer ones.
+    Wraps `__setitem__` of what weights are saved to: `H5Entry` of Keras 3.7,
+    `H5IOStore` and `ShardedH5IOStore` of newer versions up to 3.16.
     """
 
     @functools.wraps(keras_method)
