@@ -69,6 +69,8 @@ class Heartbeat(threading.Thread):
                 f"has died ({how}); seen by process {me}."
             )
             _say(self._board.dead)
+            # Python starts no thread any more when it ends.
+            threading.Thread(target=self._end_late, daemon=True).start()
         self._end_if_stuck(process, _GRACE)
 
     def _end_if_stuck(self, process: int, patience: float) -> None:
@@ -80,13 +82,15 @@ class Heartbeat(threading.Thread):
             )
             os._exit(1)
 
+    def _end_late(self) -> None:
+        """JAX waits for all processes at the end, and so for the dead one."""
+        self._stop_now.wait()
+        time.sleep(_GRACE)
+        os._exit(1)
+
     def _leave(self) -> None:
         self._stop_now.set()
         if self._board.dead:
-            # JAX waits for all processes at the end, and so for the dead one.
-            timer = threading.Timer(_GRACE, os._exit, (1,))
-            timer.daemon = True
-            timer.start()
             return
         self.join(5.0)
         try:

@@ -238,6 +238,8 @@ def test_what_a_library_prints_by_itself_is_left_out(capsys):
     # Two threads have printed in pieces.
     mixed = f"{start}{start}0{middle}{end}\n1{middle}{end}\n1\n{start}is gone\n"
     mixed += f"{start}{start}0{middle}1{middle}{end}{end}\n\n2\n"
+    # One and the script.
+    mixed += f"three {start}0{middle}{end}\nfour\nfive{start}0{middle}{end}\n"
     popen = subprocess.Popen(
         [sys.executable, "-c", f"print({mixed!r}, end='')"],
         stdout=subprocess.PIPE,
@@ -248,6 +250,6 @@ def test_what_a_library_prints_by_itself_is_left_out(capsys):
     output.start()
     popen.wait()
     output.finish()
-    lines = ["1", "[Gloo] Rank is gone", "2"]
+    lines = ["1", "[Gloo] Rank is gone", "2", "three four", "five"]
     assert output.last_lines(0) == lines
     assert capsys.readouterr().out.splitlines() == [f"[0] {x}" for x in lines]

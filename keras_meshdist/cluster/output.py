@@ -20,11 +20,16 @@ _NOISE = re.compile(
 )
 
 # The CPU collectives' library prints such lines on standard output, piece by
-# piece, so that those of several threads get mixed up.
+# piece, so that those of several threads get mixed up, also with the script's.
 _GLOO_START = b"[Gloo] Rank "
 _GLOO = re.compile(
     rb"(\[Gloo\] Rank | is connected to | peer ranks\. "
     rb"|Expected number of connected peer ranks is : |\d)*"
+)
+
+_GLOO_LINE = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+$"
 )
 
 _LINES_KEPT = 30
@@ -44,6 +49,7 @@ class Output:
         self._last: list[deque[str]] = []
         self._gloo_lines_to_come: Counter[tuple[int, str]] = Counter()
         self._rest: dict[int, bytes] = {}
+        self._begun: dict[tuple[int, str], bytes] = {}
         self._stop_at = float("inf")
         self._thread = threading.Thread(target=self._read_all, daemon=True)
 
@@ -85,8 +91,15 @@ class Output:
                 process, name = key.data
                 for line in lines:
                     self._pass_on(process, name, line)
+                if not data and (process, name) in self._begun:
+                    self._pass_on(process, name, b"")
 
     def _pass_on(self, process: int, name: str, line: bytes) -> None:
+        line = self._begun.pop((process, name), b"") + line
+        without = _GLOO_LINE.sub(b"", line)
+        if without and without != line:
+            self._begun[process, name] = without  # its end comes yet
+            return
         if _NOISE.match(line) or self._is_from_gloo((process, name), line):
             return
         text = line.decode(errors="replace")
