@@ -8,8 +8,9 @@ if "keras" not in sys.modules:
     # with if nobody asked for another one.
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
-from keras_meshdist import cluster, keras_hooks, layouts
+from keras_meshdist import callbacks, cluster, keras_hooks, layouts
 from keras_meshdist.abstract import abstract
+from keras_meshdist.checkpoints.restoring import restore
 from keras_meshdist.distribution import DataParallel, ModelParallel
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
@@ -25,6 +26,7 @@ __all__ = [
     "ModelParallel",
     "TensorLayout",
     "abstract",
+    "callbacks",
     "cluster",
     "distribute_model",
     "inspect",
@@ -32,6 +34,7 @@ __all__ = [
     "layouts",
     "local_predictions",
     "make_mesh",
+    "restore",
 ]
 
 keras_hooks.install()

@@ -25,7 +25,8 @@ _CONTENTS_EVERY = 64
 class Said:
     """What a process says of a batch; `rows` is `None` at a dataset's end.
 
-    `assigned` is what variables were given since the pass before.
+    `assigned` is what variables were given since the pass before; `leaving`,
+    whether the process was asked to end.
     """
 
     rows: int | None
@@ -34,6 +35,7 @@ class Said:
     epoch_steps: int | None = None
     empty: Any = None
     assigned: tuple[tuple[str, int], ...] = ()
+    leaving: bool = False
 
 
 class GlobalDataset:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ class Reader:
             behind it, since a generator would lose it. `None` if not known.
         scope: function that returns a context in which another thread reads.
         assigned: `weights.Assigned`, compared before the first batch.
+        followed: `positions.Pass`, which says how many batches to pass over,
+            and is told how many were taken.
     """
 
     def __init__(
@@ -49,13 +52,17 @@ class Reader:
         epoch_steps: int | None = None,
         scope: Callable[[], Any] = contextlib.nullcontext,
         assigned: weights.Assigned | None = None,
+        followed: Any = None,
     ):
         source = iter(source)
         self._epoch_steps = epoch_steps
-        self._read = _Pass(source, kind, board, epoch_steps, assigned)
+        self._read = _Pass(source, kind, board, epoch_steps, assigned, followed)
+        self.followed = followed
+        if followed:
+            followed.reader = weakref.ref(self)
         self._scope = scope
         self._ahead: _Ahead | None = None
-        self._taken = 0
+        self._taken = self._first = followed.taken if followed else 0
         self._ended = False
 
     def __iter__(self) -> "Reader":
@@ -75,14 +82,24 @@ class Reader:
             self.close()
             raise
         self._taken += 1
+        if self.followed:
+            self.followed.taken = self._taken
         steps = self._epoch_steps
         at_end = bool(steps) and self._taken % steps == 0
         self._read.went(self._taken, at_end)
         slow = self._read.took > _WORTH_A_THREAD
-        if self._taken > 1 and slow and not at_end:
+        if self._taken > self._first + 1 and slow and not at_end:
             self._ahead = _Ahead(self._read, self._taken, self._scope)
             self._ahead.start()
         return batch
+
+    def at_end(self) -> bool:
+        """Whether there is no further batch; the next one is read for that."""
+        if self._ahead is None and not self._ended:
+            self._ahead = _Ahead(self._read, self._taken, self._scope)
+            with self._read.awaited(self._taken):
+                self._ahead.run()
+        return self._ended or self._ahead.ended()
 
     def close(self) -> None:
         """Gives the pass up; a thread that waits for others ends."""
@@ -116,8 +133,14 @@ class _Ahead(threading.Thread):
         # What is read may hold the reader, and so this thread itself.
         del self._read
 
+    def ended(self) -> bool:
+        if self.ident is not None:
+            self.join()
+        return isinstance(self._error, StopIteration)
+
     def result(self) -> Any:
-        self.join()
+        if self.ident is not None:
+            self.join()
         if self._error is not None:
             raise self._error
         return self._result
@@ -126,12 +149,14 @@ class _Ahead(threading.Thread):
 class _Pass:
     """Reads one batch after the other, of one pass over a dataset."""
 
-    def __init__(self, source, kind, board, epoch_steps, assigned):
+    def __init__(self, source, kind, board, epoch_steps, assigned, followed):
         self._source = source
         self._kind = kind
         self._board = board
         self._epoch_steps = epoch_steps
         self._assigned = assigned
+        self._followed = followed
+        self._first: int | None = None
         self._number: int | None = None
         self._closed = False
         self._ended: StopIteration | None = None
@@ -140,6 +165,8 @@ class _Pass:
     def __call__(self, step: int) -> Any:
         """Returns a batch on the devices, or an `_Unplaced` one."""
         began = time.perf_counter()
+        if self._first is None:
+            self._first = step
         batch, said = self._next(step)
         answers = self._agree(step, said)
         self.took = time.perf_counter() - began
@@ -184,21 +211,29 @@ class _Pass:
     def _next(self, step: int) -> tuple[Any, Said | None]:
         """Returns a batch, and what to say of it; `None` at the end."""
         if self._board is None:
-            return self._from_source(), None
+            return self._from_source(step), None
         self._board.reading(True)
         try:
-            batch = None if self._ended else self._from_source()
+            batch = None if self._ended else self._from_source(step)
             if self._ended:
                 return None, Said(None, epoch_steps=self._epoch_steps)
-            return batch, self._kind.describe(batch, step, self._epoch_steps)
+            # The first batch of a pass that is resumed is compared as well.
+            compared = 0 if step == self._first else step
+            return batch, self._kind.describe(
+                batch, compared, self._epoch_steps
+            )
         except BaseException as error:
             self._board.fail(self._number, step, error)
             raise
         finally:
             self._board.reading(False)
 
-    def _from_source(self) -> Any:
+    def _from_source(self, step: int) -> Any:
         try:
+            if self._followed and step == self._first:
+                self._followed.begin()
+                for _ in range(step):
+                    next(self._source)
             return next(self._source)
         except StopIteration as end:
             self._ended = end
@@ -207,13 +242,19 @@ class _Pass:
     def _agree(self, step: int, said: Said | None) -> list[Said] | None:
         if self._board is None:
             return None
-        if step == 0 and self._assigned:
+        first = step == self._first
+        if first and self._assigned:
             said = dataclasses.replace(said, assigned=self._assigned.take())
+        if self._followed:
+            leaving = self._followed.wants_to_leave()
+            said = dataclasses.replace(said, leaving=leaving)
         answers = self._board.agree(
             self._number, step, said, lambda: self._closed
         )
-        if step == 0:
+        if first:
             weights.compare([said.assigned for said in answers])
+        if self._followed and any(said.leaving for said in answers):
+            self._followed.leave_after(step + 1)
         self._kind.check(step, answers)
         return answers
 

@@ -167,7 +167,7 @@ class MeshDistribution(MeshWeights):
 
     # What the hooks call.
 
-    def read(self, source, epoch_steps):
+    def read(self, source, epoch_steps, followed=None):
         return inputs.Reader(
             source,
             self._dataset,
@@ -175,6 +175,7 @@ class MeshDistribution(MeshWeights):
             epoch_steps,
             self.scope,
             self._assigned,
+            followed,
         )
 
     def epoch_length(self, batches):

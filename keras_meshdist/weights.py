@@ -134,7 +134,7 @@ def distribute_model(model, distribution=None):
             f"{model.name!r}, which isn't. Call it on a batch, or `build` it; "
             "or build it under the distribution, which needs no moving."
         )
-    weights, slots = _variables(model)
+    weights, slots = variables_of(model)
     for variable in weights:
         _move(variable, distribution)
     for variable, weight in slots:
@@ -150,8 +150,16 @@ def distribute_model(model, distribution=None):
     return model
 
 
-def _variables(model):
-    """Returns weights, and pairs of an optimizer's variable and its weight."""
+def variables_of(model):
+    """Returns all variables of a model that training changes.
+
+    Args:
+        model: built Keras model, or layer.
+
+    Returns:
+        List of those of layers and metrics, and list of pairs of an optimizer's
+        variable and the weight that it belongs to, or `None`.
+    """
     metrics = getattr(model, "metrics_variables", [])
     weights = list({id(v): v for v in [*model.variables, *metrics]}.values())
     optimizer = getattr(model, "optimizer", None)

@@ -60,6 +60,8 @@ from keras_meshdist.keras_hooks import (  # noqa: E402
 )
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
     agree_on_seed,
+    current_iterator,
+    end_epoch,
     forget_functions,
     forget_layout,
     forget_value,
@@ -68,8 +70,10 @@ from keras_meshdist.keras_hooks.access import (  # noqa: E402
     layers_of,
     layout_given,
     num_processes,
+    set_initial_epoch,
     set_value,
     untouched_names,
+    without_first_steps,
 )
 from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
 from keras_meshdist.keras_hooks.names import (  # noqa: E402
@@ -83,6 +87,8 @@ from keras_meshdist.keras_hooks.variables import is_scattered  # noqa: E402
 __all__ = [
     "HookedDistribution",
     "agree_on_seed",
+    "current_iterator",
+    "end_epoch",
     "forget_functions",
     "forget_layout",
     "forget_value",
@@ -98,8 +104,10 @@ __all__ = [
     "num_processes",
     "output_of",
     "remove",
+    "set_initial_epoch",
     "set_value",
     "untouched_names",
+    "without_first_steps",
     "without_values",
 ]
 
@@ -139,6 +147,12 @@ _HOOKS = (
         epoch_iterator.EpochIterator,
         "reset",
         training.count_batches,
+        ("self",),
+    ),
+    (
+        epoch_iterator.EpochIterator,
+        "_enumerate_iterator",
+        training.enumerate_steps,
         ("self",),
     ),
     (

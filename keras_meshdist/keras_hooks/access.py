@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.jax import distribution_lib as jax_distribution
+from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.utils import file_utils, rng_utils
 
@@ -64,6 +65,51 @@ def _is_dense(sliceable):
         sliceable,
         (array_slicing.NumpySliceable, array_slicing.PandasSliceable),
     )
+
+
+def shuffle_again(adapter, passes):
+    """Brings a new dataset to where it is after so many passes.
+
+    `tf.data` shuffles with a seed that every iterator draws from the dataset.
+    """
+    if isinstance(adapter, data_adapters.TFDatasetAdapter):
+        for _ in range(passes):
+            iter(adapter._dataset)
+
+
+def current_iterator(epoch_iterator):
+    """Returns the iterator that goes on in the next epoch, or `None`."""
+    if epoch_iterator.steps_per_epoch is None:
+        return None
+    return epoch_iterator._current_iterator
+
+
+def end_epoch(epoch_iterator):
+    """Tells a dataset that an epoch is over."""
+    epoch_iterator.data_adapter.on_epoch_end()
+
+
+def without_first_steps(epoch_iterator, steps, number, taken):
+    """Iterates over the steps of an epoch but for the first ones.
+
+    Args:
+        epoch_iterator: `EpochIterator`.
+        steps: iterator over all steps; each is a tuple with its number first.
+        number: int, how many of them were done before.
+        taken: int, how many batches were taken then, also in other epochs.
+    """
+    is_first = True
+    for step in steps:
+        if is_first:
+            epoch_iterator._steps_seen += taken - number
+            is_first = False
+        if step[0] >= number:
+            yield step
+
+
+def set_initial_epoch(model, epoch):
+    """Lets `fit` begin with an epoch; `None` is what the caller says."""
+    model._initial_epoch = epoch
 
 
 def agree_on_seed():

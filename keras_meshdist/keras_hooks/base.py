@@ -8,6 +8,9 @@ import keras
 class HookedDistribution(abc.ABC):
     """What the hooks call on a distribution of ours."""
 
+    # A `positions.Progress` while a callback follows a `fit`.
+    progress = None
+
     @abc.abstractmethod
     def place_leaf(self, leaf, layout=None):
         """Puts one array of a global batch on the devices."""
@@ -17,8 +20,11 @@ class HookedDistribution(abc.ABC):
         """Puts a structure of arrays on the devices, agreed on by all."""
 
     @abc.abstractmethod
-    def read(self, source, epoch_steps):
-        """Iterates over the batches of a dataset, put on the devices."""
+    def read(self, source, epoch_steps, followed=None):
+        """Iterates over the batches of a dataset, put on the devices.
+
+        `followed` is told how far it is.
+        """
 
     @property
     @abc.abstractmethod

@@ -5,7 +5,7 @@ import functools
 
 from keras.src.trainers import data_adapters
 
-from keras_meshdist.keras_hooks.access import rows_of_arrays
+from keras_meshdist.keras_hooks.access import rows_of_arrays, shuffle_again
 from keras_meshdist.keras_hooks.base import ours
 
 _making_adapter = contextvars.ContextVar("making_adapter", default=False)
@@ -62,12 +62,35 @@ def get_iterator(keras_method):
         if steps:
             steps = -(-steps // self.steps_per_execution)
             steps *= self.steps_per_execution
+        progress = distribution.progress
+        followed = progress and progress.start_pass(self)
         adapter = self.data_adapter
         if distribution.reads_rows and isinstance(
             adapter, data_adapters.ArrayDataAdapter
         ):
-            return distribution.read(rows_of_arrays(adapter), steps)
-        return distribution.read(adapter.get_jax_iterator(), steps)
+            source = rows_of_arrays(adapter)
+        else:
+            source = adapter.get_jax_iterator()
+        if followed:
+            shuffle_again(adapter, followed.passes_before)
+        return distribution.read(source, steps, followed)
+
+    return hook
+
+
+def enumerate_steps(keras_method):
+    """Keras begins an epoch with its first step, also when one is resumed.
+
+    Wraps `EpochIterator._enumerate_iterator` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self):
+        distribution = ours()
+        steps = keras_method(self)
+        if distribution is None or distribution.progress is None:
+            return steps
+        return distribution.progress.steps(self, steps)
 
     return hook
 

@@ -1,0 +1,1 @@
+"""Checkpoints over Orbax, which any other mesh and process count restores."""

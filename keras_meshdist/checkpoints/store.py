@@ -1,0 +1,184 @@
+"""A directory of checkpoints, written and read with Orbax."""
+
+import inspect
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from keras_meshdist import keras_hooks
+
+# What `describe` writes; a later format gets a higher number.
+FORMAT = 1
+# Seconds that one process waits for the others at the end of a save.
+_PATIENCE = 600
+
+
+class Store:
+    """Checkpoints by step, in one directory that all processes see.
+
+    All processes must make the same calls. A step is whole or isn't there:
+    Orbax writes it under another name, or marks it at the end.
+
+    Args:
+        directory: str or path.
+        asynchronous: bool, whether `save` returns when values were copied.
+            Then a failure shows in a later call. Defaults to `False`.
+        create: bool, whether to make the directory. Defaults to `False`.
+    """
+
+    def __init__(self, directory, asynchronous=False, create=False):
+        self._ocp, epath = _orbax()
+        directory = os.fspath(directory)
+        if not keras_hooks.is_remote_path(directory):
+            directory = os.path.abspath(directory)
+        self.directory = directory
+        if not create and not epath.Path(directory).is_dir():
+            raise FileNotFoundError(
+                "Checkpoints must be in a directory that all processes see. "
+                f"Received: {directory!r}, which isn't one."
+            )
+        self._manager = self._ocp.CheckpointManager(
+            directory,
+            options=self._ocp.CheckpointManagerOptions(
+                create=create,
+                cleanup_tmp_directories=create,
+                enable_async_checkpointing=asynchronous,
+                async_options=self._ocp.AsyncOptions(timeout_secs=_PATIENCE),
+            ),
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all whole checkpoints, in order."""
+        self._manager.reload()
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, arrays: dict[str, Any], meta: dict[str, Any]):
+        """Saves arrays, and what is written as JSON beside them.
+
+        Args:
+            step: int, higher than all there are.
+            arrays: dict of dicts of `jax.Array`s.
+            meta: dict.
+        """
+        ocp = self._ocp
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                arrays=ocp.args.PyTreeSave(arrays),
+                meta=ocp.args.JsonSave({"keras_meshdist": FORMAT, **meta}),
+            ),
+            force=True,
+        )
+
+    def check(self) -> None:
+        """Raises what went wrong in an asynchronous save."""
+        self._manager.check_for_errors()
+
+    def wait(self) -> None:
+        """Returns when all that was saved is whole."""
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+
+    def delete(self, step: int) -> None:
+        """Deletes a step."""
+        self._manager.delete(step)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """Returns what is written beside the arrays of a step.
+
+        Raises:
+            ValueError: if it wasn't written by this package.
+        """
+        ocp = self._ocp
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+            )
+            meta = restored.meta
+        except Exception as error:
+            raise ValueError(
+                "A checkpoint must be one that `kmd.callbacks.Checkpoint` "
+                f"saved. Received: step {step} of {self.directory!r}, whose "
+                f"description can't be read ({type(error).__name__}: {error}). "
+                f"{self._others(step)}"
+            ) from error
+        if not isinstance(meta, dict) or meta.get("keras_meshdist") != FORMAT:
+            raise ValueError(
+                "A checkpoint must have a format that this version of "
+                f"keras_meshdist reads, which is {FORMAT}. Received: step "
+                f"{step} of {self.directory!r} with "
+                f"{meta.get('keras_meshdist') if meta else meta}."
+            )
+        return meta
+
+    def arrays(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+        """Returns some of the arrays of a step, each where it has to lie.
+
+        Args:
+            step: int.
+            abstract: dict of dicts of `jax.ShapeDtypeStruct` with shardings.
+
+        Raises:
+            OSError: if they can't be read.
+        """
+        ocp = self._ocp
+        wanted = ocp.checkpoint_utils.construct_restore_args(abstract)
+        # How Orbax before 0.11.9 is told that the others aren't wanted.
+        some = {"transforms": {}}
+        if (
+            "partial_restore"
+            in inspect.signature(ocp.args.PyTreeRestore).parameters
+        ):
+            some = {"partial_restore": True}
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.PyTreeRestore(
+                        abstract, restore_args=wanted, **some
+                    )
+                ),
+            )
+        except Exception as error:
+            names = [key for keys in abstract.values() for key in keys]
+            raise OSError(
+                "A checkpoint must be whole. Received: step "
+                f"{step} of {self.directory!r}, where one of {names[:8]} "
+                f"{'and more ' if len(names) > 8 else ''}can't be read "
+                f"({type(error).__name__}: {error}). {self._others(step)}"
+            ) from error
+        return jax.block_until_ready(restored.arrays)
+
+    def _others(self, step):
+        others = [other for other in self.steps() if other != step]
+        return f"Other steps that are there: {others}."
+
+
+def locate(path: Any) -> tuple[pathlib.PurePath | str, int | None]:
+    """Returns the directory of checkpoints, and the step if it is one's."""
+    text = os.fspath(path).rstrip("/")
+    folder, _, name = text.rpartition("/")
+    inside = _orbax()[1].Path(text) / "arrays"
+    if name.isdigit() and inside.exists():
+        return folder or ".", int(name)
+    return text, None
+
+
+def _orbax():
+    try:
+        import orbax.checkpoint as ocp
+        from etils import epath
+    except ImportError as error:
+        raise ImportError(
+            "Checkpoints need Orbax. Received: no package "
+            "`orbax.checkpoint`. Run: pip install 'keras-meshdist[orbax]'."
+        ) from error
+    return ocp, epath
