@@ -74,7 +74,8 @@ class Pass:
 
     def leave_after(self, taken: int) -> None:
         """All processes know that one was asked to end, at this batch."""
-        self._progress.leave_at = (self, taken)
+        if self._progress.leave_at is None:
+            self._progress.leave_at = (self, taken)
 
 
 class Progress:

@@ -172,7 +172,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         keras_hooks.set_initial_epoch(self.model, None)
-        if self._progress.trained:
+        if self._progress.trained != (self._saved or 0):
             self._save(self._progress.between(), logs)
         self._store.wait()
         self._prune()
@@ -183,12 +183,16 @@ class Checkpoint(keras.callbacks.Callback):
     def _restore(self, steps):
         """Returns what is written beside the checkpoint that was restored."""
         if steps:
-            return restore_from(self._store, self.model, steps[-1], strict=True)
+            return restore_from(
+                self._store, self.model, steps[-1], strict=True, metrics=True
+            )
         source = source_of(self.model)
         if source is None:
             return None
         with Store(source[0]) as store:
-            return restore_from(store, self.model, source[1], strict=True)
+            return restore_from(
+                store, self.model, source[1], strict=True, metrics=True
+            )
 
     def _metrics(self):
         return [(v, v.value) for v in self.model.metrics_variables]

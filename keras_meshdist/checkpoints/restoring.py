@@ -75,25 +75,22 @@ def restore(model, path, step=None, best=False, strict=True):
     return step
 
 
-def restore_from(store, model, step, strict):
-    """Restores a step of a `Store`; returns what is written beside it."""
+def restore_from(store, model, step, strict, metrics=False):
+    """Restores a step of a `Store`; returns what is written beside it.
+
+    Metrics are built by the first batch, and reset by the first epoch, so they
+    are of use in the middle of an epoch only.
+    """
     meta = store.meta(step)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     variables = variables_of(model)
     there = meta["variables"]
-    # Metrics are built by the first batch, and reset by the first epoch.
-    passed_over = (
-        [] if any(_is_of(METRICS, k) for k in variables) else [METRICS]
-    )
-    if optimizer is None:
-        passed_over.append(OPTIMIZER)
-    there = {
-        key: there[key]
-        for key in there
-        if not any(_is_of(kind, key) for kind in passed_over)
-    }
+    kinds = [OPTIMIZER] if optimizer is None else []
+    if not metrics:
+        kinds.append(METRICS)
+    variables, there = _without(kinds, variables), _without(kinds, there)
     same = {
         key: variable
         for key, variable in variables.items()
@@ -118,8 +115,9 @@ def describe(variable):
     return [list(variable.shape), dtype]
 
 
-def _is_of(kind, key):
-    return key.startswith(f"{kind}/")
+def _without(kinds, variables):
+    kinds = tuple(f"{kind}/" for kind in kinds)
+    return {k: v for k, v in variables.items() if not k.startswith(kinds)}
 
 
 def _choose(store, step, best):
