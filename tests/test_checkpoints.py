@@ -1,8 +1,5 @@
 """Checkpoints: bit-equal on any other mesh, and resumed mid-epoch."""
 
-import resource
-import signal
-
 import jax
 import keras
 import numpy as np
@@ -368,6 +365,10 @@ class TestErrors:
         for one, other in zip(*weights, strict=True):
             np.testing.assert_array_equal(one, other)
 
+    # Orbax drops tasks of its event loop when a read fails.
+    @pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning"
+    )
     @parameterized.expand(["other bytes", "truncated", "gone"])
     def test_corrupt(self, how):
         with saved.folder() as folder:
@@ -411,44 +412,3 @@ class TestErrors:
     def test_arguments(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             kmd.callbacks.Checkpoint("c", **arguments)
-
-    def test_a_failed_save_ends_the_run(self, tmp_path):
-        """The last whole checkpoint stays."""
-        folder = tmp_path / "c"
-        full = FullDisk(folder)
-        saved.with_scope("first")
-        try:
-            model = saved.build(1)
-            callback = kmd.callbacks.Checkpoint(folder, save_freq=4)
-            with pytest.raises(Exception, match="too large"), full:
-                model.fit(
-                    *checkpointed.data(),
-                    batch_size=8,
-                    epochs=50,
-                    verbose=0,
-                    callbacks=[callback, full],
-                )
-            callback._close()
-        finally:
-            keras.distribution.set_distribution(None)
-        whole = checkpointed.steps_in(folder)
-        assert self.restore(folder) == whole[-1]
-
-
-class FullDisk(keras.callbacks.Callback):
-    """After some steps no file may grow any more."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def __enter__(self):
-        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    def on_train_batch_end(self, batch, logs=None):
-        if checkpointed.steps_in(self.folder):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, self.before[1]))
-
-    def __exit__(self, *error):
-        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)

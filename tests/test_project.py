@@ -61,6 +61,15 @@ ARROWS = {
         "weights",
     ],
     "keras_hooks": ["arrays", "coordination", "scatters"],
+    "positions": ["keras_hooks"],
+    "checkpoints": [
+        "keras_hooks",
+        "layouts",
+        "model_layout_map",
+        "positions",
+        "weights",
+    ],
+    "callbacks": ["checkpoints"],
     "mesh_distribution": [
         "batches",
         "convolutions",
@@ -92,6 +101,8 @@ ARROWS = {
     "__main__": ["cli"],
     "": [
         "abstract",
+        "callbacks",
+        "checkpoints",
         "cluster",
         "distribution",
         "keras_hooks",
