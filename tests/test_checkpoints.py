@@ -130,6 +130,7 @@ def continues(whole, parts, rest, exact):
 
 class TestResume:
     @parameterized.expand(KINDS)
+    @pytest.mark.extra
     def test_on_one_process(self, kind):
         with saved.folder() as folder:
             one = (ONE, "first")
@@ -154,6 +155,7 @@ class TestResume:
             )
             continues(*runs, exact=False)
 
+    @pytest.mark.extra
     def test_at_the_end_of_an_epoch(self):
         """Which takes eight batches: the best of three is kept besides one."""
         with saved.folder() as folder:
@@ -166,6 +168,7 @@ class TestResume:
             losses = [logs["loss"] for logs in runs[0][0][1]]
             assert min(losses) == losses[-1]
 
+    @pytest.mark.extra
     def test_when_asked_to_end(self):
         """SIGTERM to one process: all save, and others go on."""
         with saved.folder() as folder:
@@ -185,6 +188,7 @@ class TestResume:
             assert len(rest[0][0]) == 24 - done
             continues(whole, parts, rest, exact=False)
 
+    @pytest.mark.extra
     def test_the_best_one(self):
         with saved.folder() as folder:
             folder = str(folder / "c")
@@ -199,6 +203,7 @@ class TestResume:
                 assert kmd.restore(model, folder, step=8) == 8
                 assert kmd.restore(model, f"{folder}/8") == 8
 
+    @pytest.mark.extra
     def test_from_another_directory(self, tmp_path):
         """Restored first, then trained on in a new directory."""
         whole = checkpointed.run("first", None)
@@ -304,10 +309,12 @@ class TestErrors:
         with pytest.raises(FileNotFoundError, match=r"has the steps \[\]"):
             self.restore(tmp_path)
 
+    @pytest.mark.extra
     def test_no_such_step(self, folder):
         with pytest.raises(FileNotFoundError, match=r"has the steps \[8, 16\]"):
             self.restore(folder, step=5)
 
+    @pytest.mark.extra
     def test_no_best(self, folder):
         with pytest.raises(ValueError, match="no checkpoint has a monitored"):
             self.restore(folder, best=True)
@@ -326,6 +333,7 @@ class TestErrors:
         with pytest.raises(ValueError, match="must be built"):
             kmd.restore(model, folder)
 
+    @pytest.mark.extra
     def test_other_variables(self, folder):
         def build():
             model = keras.Sequential(
@@ -351,6 +359,7 @@ class TestErrors:
         same(self.before, self.after)
         assert self.restore(folder, model=build, strict=False) == 16
 
+    @pytest.mark.extra
     def test_not_compiled(self, folder):
         def uncompiled():
             layers = saved.build(3).layers
@@ -365,11 +374,12 @@ class TestErrors:
         for one, other in zip(*weights, strict=True):
             np.testing.assert_array_equal(one, other)
 
+    @parameterized.expand(["other bytes", "truncated", "gone"])
+    @pytest.mark.extra
     # Orbax drops tasks of its event loop when a read fails.
     @pytest.mark.filterwarnings(
         "ignore::pytest.PytestUnraisableExceptionWarning"
     )
-    @parameterized.expand(["other bytes", "truncated", "gone"])
     def test_corrupt(self, how):
         with saved.folder() as folder:
             folder = folder / "c"
@@ -389,6 +399,7 @@ class TestErrors:
                 self.restore(folder)
             assert self.restore(folder, step=8) == 8
 
+    @pytest.mark.extra
     def test_a_directory_of_another_run(self, folder):
         ended = None
         with pytest.raises(ValueError, match="resume=True"):
