@@ -3,7 +3,6 @@
 import os
 import pathlib
 import signal
-import time
 
 import numpy as np
 
@@ -156,14 +155,3 @@ def restore(where, folder, dtype="float32", train=False):
 def steps_in(folder):
     names = [p.name for p in pathlib.Path(folder).iterdir()]
     return sorted(int(n) for n in names if n.isdigit())
-
-
-def forever(folder, where):
-    """Trains slowly and saves often, until it is killed."""
-    import keras
-
-    class Slowly(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            time.sleep(0.01)
-
-    return run(where, folder, save_freq=1, resume=True)
