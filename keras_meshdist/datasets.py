@@ -48,19 +48,24 @@ class GlobalDataset:
     def __init__(self, place: Callable[[Any], Any]):
         self._place = place
 
-    def describe(self, batch: Any, step: int, epoch_steps: int | None) -> Said:
+    def describe(
+        self, batch: Any, step: int, epoch_steps: int | None, first: bool
+    ) -> Said:
         """Returns what there is to say of a batch.
 
         Args:
             batch: nested structure of arrays.
             step: int, which batch it is; of some the contents are said too.
             epoch_steps: int, how many batches an epoch takes, if it is known.
+            first: bool, whether it is the first that is read. Its contents are
+                always said.
 
         Returns:
             A `Said`.
         """
         leaves = _leaves(batch)
-        digest = None if step % _CONTENTS_EVERY else _digest(leaves)
+        compared = first or step % _CONTENTS_EVERY == 0
+        digest = _digest(leaves) if compared else None
         return Said(
             _rows(leaves), _structure(batch, leaves), digest, epoch_steps
         )
@@ -111,7 +116,9 @@ class OwnFeeds:
         self._alone = (process,) in feeds.own
         self._place = place
 
-    def describe(self, batch: Any, step: int, epoch_steps: int | None) -> Said:
+    def describe(
+        self, batch: Any, step: int, epoch_steps: int | None, first: bool
+    ) -> Said:
         """Returns what there is to say of a batch; see `GlobalDataset`.
 
         Raises:
@@ -133,11 +140,11 @@ class OwnFeeds:
                     f"rows. Received: batch {step} (counted from 0) with "
                     f"shapes {[np.shape(leaf) for leaf in leaves]}."
                 )
-        compared = not (self._alone or step % _CONTENTS_EVERY)
+        compared = first or step % _CONTENTS_EVERY == 0
         return Said(
             rows,
             _structure(batch, leaves),
-            _digest(leaves) if compared else None,
+            _digest(leaves) if compared and not self._alone else None,
             epoch_steps,
             keras.tree.map_structure(_empty, batch),
         )

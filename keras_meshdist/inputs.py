@@ -217,10 +217,9 @@ class _Pass:
             batch = None if self._ended else self._from_source(step)
             if self._ended:
                 return None, Said(None, epoch_steps=self._epoch_steps)
-            # The first batch of a pass that is resumed is compared as well.
-            compared = 0 if step == self._first else step
+            first = step == self._first
             return batch, self._kind.describe(
-                batch, compared, self._epoch_steps
+                batch, step, self._epoch_steps, first
             )
         except BaseException as error:
             self._board.fail(self._number, step, error)

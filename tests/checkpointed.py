@@ -96,8 +96,6 @@ def run(
         model = saved.build(1, dtype)
         if kind == "several steps":
             model.compile("adam", "mse", metrics=["mae"], steps_per_execution=3)
-        if settings.pop("other weights", False):
-            model.set_weights([w + 1 for w in model.get_weights()])
         if asked is not None and jax.process_index() != 0:
             asked = None  # one of them is asked, and all end
         watched = recorder(stop_after, asked)
@@ -126,12 +124,12 @@ def run(
 
 
 def save(where, folder, dtype="float32"):
-    """Trains, saves, and returns what there is then, by key."""
+    """Trains, saves, and returns what there is then."""
     _, _, values, _ = run(where, folder, epochs=1, dtype=dtype)
     return values
 
 
-def restore(where, folder, dtype="float32", train=False):
+def restore(where, folder, dtype="float32"):
     """Restores into a model with other values; returns what it has then.
 
     The model has another number in Keras' automatic names.

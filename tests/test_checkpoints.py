@@ -1,5 +1,7 @@
 """Checkpoints: bit-equal on any other mesh, and resumed mid-epoch."""
 
+import signal
+
 import jax
 import keras
 import numpy as np
@@ -40,11 +42,11 @@ KINDS = (
 )
 
 
-def same(expected, got, context=""):
+def same(expected, got):
     assert len(expected) == len(got)
     for (path, one), (_, other) in zip(expected, got, strict=True):
         assert one.dtype == other.dtype, path
-        assert one.tobytes() == other.tobytes(), f"{path} {context}"
+        assert one.tobytes() == other.tobytes(), path
 
 
 def close(expected, got):
@@ -78,8 +80,7 @@ def round_trip(folder, dtype, processes, where, others, other):
     results.append(checkpointed.restore(None, str(folder), dtype))
     for step, values in results:
         assert step == 8
-        # But for metrics, which an epoch begins with anew.
-        same(saved_values[0][:-4], values[:-4])
+        same(saved_values[0], values)
 
 
 class TestRoundTrips:
@@ -409,10 +410,9 @@ class TestErrors:
 
     @pytest.mark.extra
     def test_a_directory_of_another_run(self, folder):
-        ended = None
         with pytest.raises(ValueError, match="resume=True"):
-            *_, ended = checkpointed.run("first", str(folder))
-        assert ended is None
+            checkpointed.run("first", str(folder))
+        assert checkpointed.steps_in(folder) == [8, 16]
 
     def test_without_a_distribution(self, tmp_path):
         model = built()
@@ -431,3 +431,63 @@ class TestErrors:
     def test_arguments(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             kmd.callbacks.Checkpoint("c", **arguments)
+
+    @pytest.mark.extra
+    def test_a_name_that_is_not_logged(self, tmp_path):
+        with pytest.warns(UserWarning, match="Received: 'val_los', where"):
+            checkpointed.run(
+                "first", str(tmp_path / "c"), monitor="val_los", epochs=1
+            )
+
+    @pytest.mark.extra
+    @pytest.mark.parametrize("asynchronous", [True, False])
+    def test_a_failed_save_ends_the_run(self, tmp_path, asynchronous):
+        """Where the directory was is a file; what had been saved is moved."""
+        folder, moved = tmp_path / "c", tmp_path / "moved"
+
+        class TakeAway(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if not moved.exists() and checkpointed.steps_in(folder):
+                    folder.rename(moved)
+                    folder.write_text("")
+
+        saved.with_scope("first")
+        try:
+            model = saved.build(1)
+            callback = kmd.callbacks.Checkpoint(
+                folder, save_freq=4, asynchronous=asynchronous
+            )
+            with pytest.raises(Exception, match="Not a directory|not a dir"):
+                model.fit(
+                    *checkpointed.data(),
+                    batch_size=8,
+                    epochs=50,
+                    verbose=0,
+                    callbacks=[callback, TakeAway()],
+                )
+        finally:
+            keras.distribution.set_distribution(None)
+        assert self.restore(moved) == checkpointed.steps_in(moved)[-1]
+
+    @pytest.mark.extra
+    def test_a_signal_after_a_failed_run_ends_the_process(self, tmp_path):
+        """Nobody tells a callback that `fit` has raised."""
+        received = []
+        before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+        try:
+            saved.with_scope("first")
+            model = saved.build(1)
+            callback = kmd.callbacks.Checkpoint(tmp_path / "d")
+            watched = checkpointed.recorder(stop_after=3)
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(
+                    *saved.data(),
+                    batch_size=2,
+                    verbose=0,
+                    callbacks=[callback, watched],
+                )
+            signal.raise_signal(signal.SIGTERM)
+            assert received == [1]
+        finally:
+            keras.distribution.set_distribution(None)
+            signal.signal(signal.SIGTERM, before)

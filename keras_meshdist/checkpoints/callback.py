@@ -3,6 +3,7 @@
 import dataclasses
 import signal
 import threading
+import warnings
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ class Checkpoint(keras.callbacks.Callback):
         x, y, epochs=10, validation_split=0.1,
         callbacks=[kmd.callbacks.Checkpoint(
             "checkpoints", monitor="val_loss", save_freq=100, resume=True
-        )],
+        )],  # after 100 batches, and at the end of each epoch
     )
     ```
 
@@ -47,10 +48,12 @@ class Checkpoint(keras.callbacks.Callback):
         directory: str or path, which all processes see. Each checkpoint is a
             folder in it, whose name is the number of batches trained on.
         monitor: str, the name of the logged value that tells the best
-            checkpoint. Defaults to `None`: none is the best.
+            checkpoint; one is saved at the end of each epoch for that. Defaults
+            to `None`: none is the best.
         mode: `"min"` or `"max"`, which value is better. Defaults to `"min"`.
         save_freq: `"epoch"`, or int, how many batches to train on between two
             checkpoints, also over the ends of epochs. Defaults to `"epoch"`.
+            The end of training is saved in any case.
         keep: int, how many of the newest are kept, besides the best one.
             Defaults to 3.
         resume: bool, whether to go on from the newest checkpoint in the
@@ -96,6 +99,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.resume, self.asynchronous = resume, asynchronous
         self._store: Store | None = None
         self._signal: int | None = None
+        self._listens, self._before = False, None
 
     def on_train_begin(self, logs=None):
         self._distribution = keras.distribution.distribution()
@@ -122,7 +126,6 @@ class Checkpoint(keras.callbacks.Callback):
         meta = self._restore(steps) if self.resume else None
         self._saved = steps[-1] if steps else None
         self._due_from = meta["step"] if meta else 0
-        self._restored = self._metrics() if meta else None
         position = Position(**meta["position"]) if meta else None
         self._progress = Progress(position, self._due_from)
         self._distribution.progress = self._progress
@@ -131,6 +134,7 @@ class Checkpoint(keras.callbacks.Callback):
             self.model, position.epoch if position else None
         )
         self._first = position
+        self._restored = [(v, v.value) for v in self.model.metrics_variables]
         self._listen()
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -152,22 +156,27 @@ class Checkpoint(keras.callbacks.Callback):
         due = self.save_freq != "epoch" and self._is_due()
         if not (leaves or due):
             return
-        last = self._is_last()
-        if due and not last:
+        # An epoch that has no step left can't be resumed.
+        if not self._is_last():
             self._save(self._progress.within(self._in_epoch), logs)
         elif leaves:
-            # An epoch that has no step left can't be resumed.
-            position = self._progress.within(self._in_epoch)
-            if last:
-                self._progress.end_epoch()
-                position = self._progress.between()
-            self._save(position, None)
+            self._progress.end_epoch()
+            self._save(self._progress.between(), None)
         if leaves:
-            self._leave()
+            self._store.wait()
+            self._close()
+            raise SystemExit(128 + signal.SIGTERM)
 
     def on_epoch_end(self, epoch, logs=None):
         self._progress.end_epoch()
-        if self.save_freq == "epoch" or self._is_due():
+        if self.monitor is not None and self.monitor not in logs:
+            warnings.warn(
+                "`monitor` must be among what is logged at the end of an epoch "
+                f"for a checkpoint to be the best. Received: {self.monitor!r}, "
+                f"where {sorted(logs)} are logged.",
+                stacklevel=2,
+            )
+        if self.save_freq == "epoch" or self.monitor or self._is_due():
             self._save(self._progress.between(), logs)
 
     def on_train_end(self, logs=None):
@@ -193,9 +202,6 @@ class Checkpoint(keras.callbacks.Callback):
             return restore_from(
                 store, self.model, source[1], strict=True, metrics=True
             )
-
-    def _metrics(self):
-        return [(v, v.value) for v in self.model.metrics_variables]
 
     def _is_due(self):
         return self._progress.trained - self._due_from >= self.save_freq
@@ -242,25 +248,30 @@ class Checkpoint(keras.callbacks.Callback):
                 del self._metas[step]
 
     def _listen(self):
-        self._before = None
+        # Python lets no other thread.
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            self._listens = True
+
+    def _stop_listening(self):
+        if self._listens:
+            # `None` if it wasn't Python that took it.
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+            self._listens = False
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._signal = number
-        self._progress.leaving = True
-
-    def _leave(self):
-        self._store.wait()
-        self._close()
-        raise SystemExit(128 + signal.SIGTERM)
+        if keras_hooks.is_fitting(self._model, frame):
+            self._signal = number
+            self._progress.leaving = True
+        else:  # `fit` has raised, which no callback is told
+            self._stop_listening()
+            signal.raise_signal(number)
 
     def _close(self):
         store, self._store = self._store, None
         if store is None:
             return
         self._distribution.progress = None
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        self._stop_listening()
         with store:
             pass

@@ -5,8 +5,6 @@ odd number that depends on the element's place, so that elements which are
 exchanged are noticed. Sums can be computed shard by shard, on the devices.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,9 +64,3 @@ def different(expected, found):
         for key, digest in found.items()
         if not np.array_equal(np.asarray(digest), np.asarray(expected[key]))
     ]
-
-
-def local_bytes(array):
-    """Returns how many bytes of an array one device holds."""
-    shape = array.sharding.shard_shape(array.shape)
-    return math.prod(shape) * array.dtype.itemsize

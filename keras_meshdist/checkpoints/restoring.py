@@ -1,5 +1,6 @@
 """Brings checkpoints back into models, onto whatever mesh they lie on."""
 
+import math
 import weakref
 
 import jax
@@ -38,7 +39,9 @@ def restore(model, path, step=None, best=False, strict=True):
 
     Args:
         model: built Keras model. Its optimizer is built if it isn't yet; if it
-            isn't compiled, the optimizer's variables are left out.
+            isn't compiled, the optimizer's variables are left out. Metrics are
+            left out if the model hasn't got them yet, as before its first
+            batch.
         path: str or path, the directory of checkpoints, or the folder of one
             step in it. All processes must see it.
         step: int, which step. Defaults to the newest.
@@ -78,8 +81,8 @@ def restore(model, path, step=None, best=False, strict=True):
 def restore_from(store, model, step, strict, metrics=False):
     """Restores a step of a `Store`; returns what is written beside it.
 
-    Metrics are built by the first batch, and reset by the first epoch, so they
-    are of use in the middle of an epoch only.
+    Metrics are built by the first batch, and reset by each epoch. So they may
+    be missing in a model, unless `metrics` is true: in the middle of an epoch.
     """
     meta = store.meta(step)
     optimizer = getattr(model, "optimizer", None)
@@ -88,7 +91,11 @@ def restore_from(store, model, step, strict, metrics=False):
     variables = variables_of(model)
     there = meta["variables"]
     kinds = [OPTIMIZER] if optimizer is None else []
-    if not metrics:
+    measured = [
+        [key for key in keys if key.startswith(f"{METRICS}/")]
+        for keys in (variables, there)
+    ]
+    if not metrics and measured[0] != measured[1]:
         kinds.append(METRICS)
     variables, there = _without(kinds, variables), _without(kinds, there)
     same = {
@@ -195,7 +202,9 @@ def _differences(store, step, variables, there):
 def _portions(variables):
     portion, size = {}, 0
     for key, variable in variables.items():
-        more = digests.local_bytes(variable.value)
+        value = variable.value
+        shard = value.sharding.shard_shape(value.shape)
+        more = math.prod(shard) * value.dtype.itemsize
         if portion and size + more > _AT_A_TIME:
             yield portion
             portion, size = {}, 0

@@ -112,6 +112,16 @@ def set_initial_epoch(model, epoch):
     model._initial_epoch = epoch
 
 
+def is_fitting(model, frame):
+    """Whether a frame is one of `fit` of a model, or was called by one."""
+    while frame is not None:
+        here = frame.f_code.co_name == "fit"
+        if here and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def agree_on_seed():
     """Makes sure that all processes draw the same random numbers.
 
