@@ -85,6 +85,7 @@ def round_trip(folder, dtype, processes, where, others, other):
 
 class TestRoundTrips:
     @parameterized.expand(COVERING, name_func=name)
+    @pytest.mark.extra
     @needs_try_get
     def test_covering(self, *case):
         with saved.folder() as folder:

@@ -15,11 +15,9 @@ from tests import saved
 from tests.clusters import shared_cluster
 
 ONE, TWO, FOUR = (1, 8), (2, 4), (4, 2)
-COVERING = (
-    ("weights", "float32", FOUR, "last", (TWO, "fsdp")),
-    ("model", "float32", TWO, "fsdp", (FOUR, "first")),
-)
+COVERING = (("model", "float32", TWO, "fsdp", (FOUR, "first")),)
 MORE = (
+    ("weights", "float32", FOUR, "last", (TWO, "fsdp")),
     ("pieces", "bfloat16", TWO, "data", (ONE, "last")),
     ("model", "bfloat16", ONE, "first", (TWO, "last")),
 )

@@ -9,7 +9,7 @@ import jax
 
 from keras_meshdist import keras_hooks
 
-# What `describe` writes; a later format gets a higher number.
+# Of what is saved; what an older version can't read gets a higher number.
 FORMAT = 1
 # Seconds that one process waits for the others at the end of a save.
 _PATIENCE = 600
