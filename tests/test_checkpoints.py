@@ -93,6 +93,7 @@ class TestRoundTrips:
 
     @parameterized.expand(REST, name_func=name)
     @pytest.mark.full
+    @needs_try_get
     def test_rest(self, *case):
         with saved.folder() as folder:
             round_trip(folder / "saved", *case)
@@ -157,6 +158,7 @@ class TestResume:
 
     @parameterized.expand(KINDS[1:])
     @pytest.mark.full
+    @needs_try_get
     def test_kinds_on_other_processes(self, kind):
         with saved.folder() as folder:
             after = 5 if kind == "several steps" else 13
@@ -179,6 +181,7 @@ class TestResume:
             assert min(losses) == losses[-1]
 
     @pytest.mark.extra
+    @needs_try_get
     def test_when_asked_to_end(self):
         """SIGTERM to one process: all save, and others go on."""
         with saved.folder() as folder:

@@ -45,7 +45,12 @@ class Store:
                 create=create,
                 cleanup_tmp_directories=create,
                 enable_async_checkpointing=asynchronous,
-                async_options=self._ocp.AsyncOptions(timeout_secs=_PATIENCE),
+                # Otherwise, if a directory can't be made, what is to write in
+                # it waits for minutes, also when the process ends.
+                async_options=self._ocp.AsyncOptions(
+                    timeout_secs=_PATIENCE,
+                    create_directories_asynchronously=False,
+                ),
             ),
         )
 
