@@ -3,8 +3,9 @@
 Whole calls of `fit` of a small model, on one process with eight virtual
 devices and a mesh whose batch axis comes first, so that plain Keras is right.
 The two take turns. Then the same with a dataset that sleeps as long as a step
-takes. At last what agreement costs on four processes: steps with it, and with
-the processes left to themselves.
+takes, for this model and for one whose steps take longer. At last what
+agreement costs on four processes: steps with it, and with the processes left to
+themselves.
 
     python benchmarks/fit.py
 
@@ -48,9 +49,9 @@ class Sleeping(keras.utils.PyDataset):
 
 
 class Contender:
-    """A model under one distribution."""
+    """A model of some width under one distribution."""
 
-    def __init__(self, ours):
+    def __init__(self, ours, width):
         self.hooks = ours
         self.distribution = None
         self.enter()
@@ -66,11 +67,12 @@ class Contender:
         self.model = keras.Sequential(
             [
                 keras.Input((FEATURES,)),
-                keras.layers.Dense(64, "relu", name="wide"),
+                keras.layers.Dense(width, "relu", name="wide"),
+                keras.layers.Dense(width, "relu"),
                 keras.layers.Dense(4),
             ]
         )
-        self.model.compile("adam", "mse")
+        self.model.compile("sgd", "mse")
 
     def enter(self):
         if self.hooks:
@@ -126,25 +128,23 @@ def main():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
     y = rng.normal(size=(ROWS, 4)).astype("float32")
-    pair = Contender(False), Contender(True)
-    step, ours = compare(
-        pair,
-        options.turns,
-        ROWS // BATCH,
-        x,
-        y,
-        batch_size=BATCH,
-        shuffle=False,
-    )
-    met = [report("arrays", step, ours, 1.0)]
-    slow = Sleeping(x, y, step)
-    turns = max(7, options.turns // 3)
-    plain, ours = compare(pair, turns, 60, slow, shuffle=False)
-    met.append(report("a dataset that sleeps for a step", plain, ours, 1.0))
-    met.append(report("the same, against a step alone", step, ours, 1.1))
-    with Cluster(4, 2) as cluster:
-        for what, size in (("small", 64), ("larger", 2048)):
-            measured = cluster.call(agreement_cost.measure, size, options.turns)
+    met = []
+    for what, width in ("small", 64), ("larger", 1024):
+        turns = options.turns if width == 64 else max(7, options.turns // 3)
+        pair = Contender(False, width), Contender(True, width)
+        arrays = {"batch_size": BATCH, "shuffle": False}
+        step, ours = compare(pair, turns, ROWS // BATCH, x, y, **arrays)
+        met.append(report(f"arrays, {what} model", step, ours, 1.0))
+        slow = Sleeping(x, y, step)
+        turns = max(7, options.turns // 3)
+        plain, ours = compare(pair, turns, len(slow), slow, shuffle=False)
+        met.append(report("a dataset that sleeps for a step", plain, ours, 1.0))
+        met.append(report("the same, against a step alone", step, ours, 1.1))
+    keras.distribution.set_distribution(None)
+    with Cluster(4, 2, timeout=1200) as cluster:
+        for what, size in (("small", 64), ("larger", 1024)):
+            turns = options.turns if size == 64 else max(7, options.turns // 3)
+            measured = cluster.call(agreement_cost.measure, size, turns)
             without, with_it = measured[0]
             name = f"agreement, 4 processes, {what} model"
             met.append(report(name, without, with_it, 1.03))

@@ -18,8 +18,9 @@ from keras_meshdist import coordination
 from keras_meshdist.verdicts import DisagreementError, Waiting
 
 _BOARD = "batches"
-# Looks at the board are this far apart at first, and at most, in seconds.
-_SHORTEST, _LONGEST = 0.0003, 0.02
+# Looks at the board are at least and at most so far apart, in seconds, and in
+# between as far as a part of what was waited. Each takes the processors' time.
+_SHORTEST, _LONGEST, _PART = 0.0003, 0.02, 0.25
 # How many passes over a dataset that have ended, and how many steps of each,
 # stay on the board: a process is never more than one ahead of another.
 _PASSES, _STEPS = 8, 2
@@ -51,6 +52,8 @@ class Board:
         self._awaited: tuple[int, int, float] | None = None
         self._moved = time.monotonic()
         self._beat = 0
+        # For how long it usually waits for the others, in seconds.
+        self._usual = 0.0
         self.dead: str | None = None
         self.post()
 
@@ -125,7 +128,8 @@ class Board:
         began = time.monotonic()
         warned = False
         self.post()
-        pause = _SHORTEST
+        if step:
+            time.sleep((1 - _PART) * self._usual)
         while True:
             states = self.states()
             passes = {p: s["passes"].get(number) for p, s in states.items()}
@@ -135,7 +139,10 @@ class Board:
                 if shown and step in shown["steps"]
             }
             count = coordination.process_count()
+            waited = time.monotonic() - began
             if len(found) == count:
+                if step:
+                    self._usual += (min(waited, _LONGEST) - self._usual) / 4
                 self._waiting(number, step).check_kinds(passes)
                 return [found[p] for p in range(count)]
             if closed():
@@ -152,7 +159,7 @@ class Board:
                 self._state["verdict"] = (number, str(error))
                 self.post()
                 raise
-            if not warned and time.monotonic() - began > 2 * self.limit:
+            if not warned and waited > 2 * self.limit:
                 warned = True
                 print(
                     f"keras_meshdist: process {coordination.process_id()} has "
@@ -162,8 +169,7 @@ class Board:
                     file=sys.stderr,
                     flush=True,
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
+            time.sleep(min(max(_SHORTEST, _PART * waited), _LONGEST))
 
     def ask(self, value: Any, what: str) -> list[Any]:
         """Returns the values of all processes, outside of any step.

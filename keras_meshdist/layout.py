@@ -137,7 +137,8 @@ class LayoutMap(keras.distribution.LayoutMap):
       as tuples.
     - A rule means the same on every version of Keras. A path takes the rule
       that is equal to it; else the one that matches all of it; else, and only
-      if nothing matched, the one that matches a part of it, with a warning.
+      if nothing matched, the one that matches a part of it, with a warning. A
+      part of the path of a layer's output must have `output` in it.
       Two rules that match equally well are an error.
 
     Example:
@@ -222,8 +223,14 @@ def matching_rules(layout_map, path, search=True):
         return [path]
     found = [rule for rule in rules if re.fullmatch(rule, path)]
     if not found and search:
-        found = [rule for rule in rules if re.search(rule, path)]
+        found = [rule for rule in rules if _matches_part(rule, path)]
     return found
+
+
+def _matches_part(rule, path):
+    # A part of a layer's path alone means the layer's variables.
+    named = len(path) - len("output") if path.endswith("/output") else 0
+    return any(part.end() > named for part in re.finditer(rule, path))
 
 
 def find_rule(layout_map, path, search=True):

@@ -1,7 +1,9 @@
 """Layout rules of a model that is built more than once."""
 
 import collections
+import math
 import re
+import warnings
 
 from keras_meshdist.layout import ActivationLayout, LayoutMap, TensorLayout
 from keras_meshdist.pieces import (
@@ -12,6 +14,9 @@ from keras_meshdist.pieces import (
 )
 
 _NUMBER = re.compile(r"_\d+$")
+# Elements from which on a variable that stays whole is worth a warning; as
+# `kmd.layouts.fsdp` has it.
+_LARGE = 2**16
 
 
 class ModelLayoutMap(LayoutMap):
@@ -85,6 +90,14 @@ class ModelLayoutMap(LayoutMap):
         if len(layout.axes) == len(shape):
             axes = what_divides(layout.axes, shape, mesh)
         self.notes[variable.path] = f"{layout.axes} doesn't fit {shape}"
+        if not any(axes) and math.prod(shape) >= _LARGE:
+            warnings.warn(
+                f"A large variable stays whole on every device: "
+                f"{variable.path!r} of shape {tuple(shape)}, since its rule's "
+                f"axes={layout.axes} don't fit it on {mesh}. Make the rules "
+                "from the model as it is now.",
+                stacklevel=2,
+            )
         return TensorLayout(axes, mesh)
 
     def of_output(self, rule, batch_axes):

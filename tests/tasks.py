@@ -9,14 +9,25 @@ import numpy as np
 
 from tests.backbones import FAMILIES
 
-CLASSES = {"gemma": "GemmaCausalLM", "llama": "LlamaCausalLM"}
+# The families that generate, and the task's class where it isn't called as
+# the backbone.
+GENERATORS = (
+    *("gemma", "gemma2", "llama", "llama3", "mistral", "mixtral", "phi3"),
+    *("qwen", "qwen_moe", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe"),
+    *("gpt_oss", "gpt2", "gpt_neo_x", "opt", "bloom", "falcon", "smollm3"),
+    *("rwkv7", "gemma3", "gemma3n", "gemma4", "gemma4_moe", "pali_gemma"),
+    *("t5", "bart", "t5gemma", "t5gemma2", "edrec"),
+)
+SEQ2SEQ = ("t5", "bart", "t5gemma", "t5gemma2", "edrec")
 
 
 def build(name):
     import keras_hub
 
-    cls = getattr(keras_hub.models, CLASSES[name])
-    return cls(FAMILIES[name].build(), preprocessor=None)
+    family = FAMILIES[name]
+    kind = "Seq2SeqLM" if name in SEQ2SEQ else "CausalLM"
+    cls = getattr(keras_hub.models, family.name.replace("Backbone", kind))
+    return cls(backbone=family.build(), preprocessor=None)
 
 
 @contextlib.contextmanager
@@ -49,16 +60,27 @@ def laid_out(name, axes, further, floatx="float64"):
 
 def generate(name, axes=None, further=None, prompts=3):
     """Returns the tokens that a small model takes for the likeliest."""
-    tokens = np.random.default_rng(0).integers(1, 100, size=(prompts, 12))
-    known = np.broadcast_to(np.arange(12) < 5, tokens.shape)
+    rng = np.random.default_rng(0)
+
+    def text(prefix, known):
+        tokens = rng.integers(1, 100, size=(prompts, 12))
+        mask = np.broadcast_to(np.arange(12) < known, tokens.shape)
+        return {
+            f"{prefix}token_ids": tokens.astype("int32"),
+            f"{prefix}padding_mask": mask,
+        }
+
+    inputs = text("", 5)
+    if name in SEQ2SEQ:
+        inputs = {**text("encoder_", 12), **text("decoder_", 3)}
     with laid_out(name, axes, further, "float32"):
         model = build(name)
         model.compile(sampler="greedy")
-        generated = model.generate(
-            {"token_ids": tokens.astype("int32"), "padding_mask": known},
-            stop_token_ids=None,
-        )
-        return np.asarray(generated["token_ids"])
+        generated = model.generate(inputs, stop_token_ids=None)
+        if isinstance(generated, dict):
+            key = "decoder_token_ids" if name in SEQ2SEQ else "token_ids"
+            generated = generated[key]
+        return np.asarray(generated)
 
 
 def round_trip(name, axes=None, further=None, lora=False):

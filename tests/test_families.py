@@ -1,6 +1,7 @@
 """KerasHub's backbones under the layouts that are read off them."""
 
 import collections
+import functools
 import itertools
 import math
 import pathlib
@@ -48,10 +49,15 @@ def ids(cases):
     ]
 
 
+@functools.cache
+def train_on_one_device(name, **how):
+    (results,) = shared_cluster(1, 8).call(families.train, name, **how)
+    return results
+
+
 def check(name, axes, further, layout=None, **how):
-    cluster = shared_cluster(1, 8)
-    ((expected, weights, none),) = cluster.call(families.train, name, **how)
-    ((numbers, others, split),) = cluster.call(
+    expected, weights, none = train_on_one_device(name, **how)
+    ((numbers, others, split),) = shared_cluster(1, 8).call(
         families.train, name, axes, further, **(layout or {}), **how
     )
     assert not none

@@ -122,6 +122,14 @@ class TestMatching:
             find_rule(m, "other/dense/kernel")
         assert find_rule(m, "other/dense/kernel", search=False) is None
 
+    def test_a_part_of_the_path_of_an_output_says_so(self, mesh, ours):
+        m = self.rules(mesh, ours, "dense")
+        assert find_rule(m, "sequential/dense/output") is None
+        m = self.rules(mesh, ours, "dense", "dense/output")
+        with pytest.warns(UserWarning, match="only a part"):
+            found = find_rule(m, "sequential/dense/output")
+        assert found == "dense/output"
+
     def test_else_none(self, mesh, ours):
         assert find_rule(self.rules(mesh, ours, "bias"), "a/kernel") is None
 

@@ -139,6 +139,19 @@ class TestAuto:
         assert list(first.values()) == list(second.values())
         assert not set(first) & set(second)
 
+    def test_a_large_variable_that_no_longer_fits_is_told(self):
+        def build(units):
+            layers = [keras.Input((512,)), keras.layers.Dense(units, name="up")]
+            return keras.Sequential(layers, name="one")
+
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(lambda: build(512), mesh)
+        with pytest.warns(UserWarning, match="stays whole.*'one/up/kernel'"):
+            layouts = axes_of(layout_map, lambda: build(510))
+        assert not any(layouts["one/up/kernel"])
+        # Small ones aren't worth a word; warnings are errors here.
+        axes_of(layout_map, lambda: build(6))
+
     def test_a_model_that_exists_is_only_read(self):
         keras.utils.clear_session()
         model = models.mlp()

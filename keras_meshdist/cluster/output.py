@@ -20,16 +20,11 @@ _NOISE = re.compile(
 )
 
 # The CPU collectives' library prints such lines on standard output, piece by
-# piece, so that those of several threads get mixed up, also with the script's.
+# piece, so that those of several threads get mixed up.
 _GLOO_START = b"[Gloo] Rank "
 _GLOO = re.compile(
     rb"(\[Gloo\] Rank | is connected to | peer ranks\. "
     rb"|Expected number of connected peer ranks is : |\d)*"
-)
-
-_GLOO_LINE = re.compile(
-    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
-    rb"Expected number of connected peer ranks is : \d+$"
 )
 
 _LINES_KEPT = 30
@@ -47,16 +42,28 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._streams: list[IO[bytes]] = []
         self._last: list[deque[str]] = []
-        self._gloo_lines_to_come: Counter[tuple[int, str]] = Counter()
+        self._gloo_lines_to_come: Counter[int] = Counter()
         self._rest: dict[int, bytes] = {}
-        self._begun: dict[tuple[int, str], bytes] = {}
         self._stop_at = float("inf")
         self._thread = threading.Thread(target=self._read_all, daemon=True)
 
-    def add(self, process: int, popen: subprocess.Popen) -> None:
+    def add(
+        self, process: int, popen: subprocess.Popen, printed: IO[bytes]
+    ) -> None:
+        """Reads what a process prints from now on.
+
+        Args:
+            process: integer, its number.
+            popen: `subprocess.Popen` with pipes.
+            printed: file, another pipe of its standard output.
+        """
         self._last.append(deque(maxlen=_LINES_KEPT))
-        for name in ("stdout", "stderr"):
-            stream: IO[bytes] = getattr(popen, name)
+        streams = (
+            (popen.stdout, "stdout"),
+            (printed, "stdout"),
+            (popen.stderr, "stderr"),
+        )
+        for stream, name in streams:
             self._streams.append(stream)
             self._selector.register(
                 stream, selectors.EVENT_READ, (process, name)
@@ -88,30 +95,21 @@ class Output:
                 else:
                     self._selector.unregister(key.fileobj)
                     lines += [rest] if rest else []
-                process, name = key.data
                 for line in lines:
-                    self._pass_on(process, name, line)
-                if not data and (process, name) in self._begun:
-                    self._pass_on(process, name, b"")
+                    if not self._is_noise(key.fd, line):
+                        self._pass_on(*key.data, line)
 
     def _pass_on(self, process: int, name: str, line: bytes) -> None:
-        line = self._begun.pop((process, name), b"") + line
-        without = _GLOO_LINE.sub(b"", line)
-        if without and without != line:
-            self._begun[process, name] = without  # its end comes yet
-            return
-        if _NOISE.match(line) or self._is_from_gloo((process, name), line):
-            return
         text = line.decode(errors="replace")
         self._last[process].append(text)
         if self._forward:
             write_lines(getattr(sys, name), process, text)
 
-    def _is_from_gloo(self, source: tuple[int, str], line: bytes) -> bool:
-        begun = line.count(_GLOO_START) + self._gloo_lines_to_come[source]
-        found = begun > 0 and _GLOO.fullmatch(line) is not None
-        self._gloo_lines_to_come[source] = begun - 1 if found else 0
-        return found
+    def _is_noise(self, fd: int, line: bytes) -> bool:
+        begun = line.count(_GLOO_START) + self._gloo_lines_to_come[fd]
+        from_gloo = begun > 0 and _GLOO.fullmatch(line) is not None
+        self._gloo_lines_to_come[fd] = begun - 1 if from_gloo else 0
+        return from_gloo or _NOISE.match(line) is not None
 
 
 def write_lines(stream: TextIO, process: int, text: str) -> None:

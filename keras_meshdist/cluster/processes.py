@@ -26,7 +26,8 @@ from keras_meshdist.cluster.output import Output
 _BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "sys.path[:] = json.loads(sys.argv[1]); "
-    "from keras_meshdist.cluster import worker; worker.main(int(sys.argv[2]))"
+    "from keras_meshdist.cluster import worker; "
+    "worker.main(*map(int, sys.argv[2:]))"
 )
 
 # Variables of an enclosing job must not leak into this one.
@@ -100,21 +101,27 @@ class Processes:
         env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         if any("proxy" in name.lower() for name in env):
             env.setdefault("no_grpc_proxy", "127.0.0.1")
-        fd = theirs.fileno()
-        with theirs:
+        # What Python prints comes by a pipe of its own: libraries write to
+        # standard output piece by piece, into the midst of the script's lines.
+        printed, printing = os.pipe()
+        fds = [theirs.fileno(), printing]
+        with theirs, os.fdopen(printing, "wb"):
             popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(fd)],
+                [
+                    *(sys.executable, "-c", _BOOT, json.dumps(sys.path)),
+                    *map(str, fds),
+                ],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=[fd],
+                pass_fds=fds,
                 # A group of its own: Ctrl-C reaches the parent alone, which
                 # ends the workers together with whatever they have started.
                 start_new_session=True,
             )
         self.popen.append(popen)
-        self.output.add(process, popen)
+        self.output.add(process, popen, os.fdopen(printed, "rb"))
         with contextlib.suppress(OSError):  # it is gone already: an event
             ours.send(setup)
 

@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import functools
 import importlib
+import io
 import os
 import pickle
 import runpy
@@ -22,9 +23,21 @@ from keras_meshdist.cluster.failures import user_traceback
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int) -> None:
-    """Sets the process up, then runs calls or a script for the parent."""
+def main(fd: int, printing: int) -> None:
+    """Sets the process up, then runs calls or a script for the parent.
+
+    Args:
+        fd: integer, file descriptor of the connection to the parent.
+        printing: integer, that of the pipe for what Python prints.
+    """
     os.set_inheritable(fd, False)
+    os.set_inheritable(printing, False)
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(
+        os.fdopen(printing, "wb", buffering=0),
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+        write_through=True,
+    )
     conn = connection.Connection(fd)
     setup = conn.recv()
     _end_with_parent(setup["parent"], setup["end_with_thread"])
