@@ -148,6 +148,7 @@ class TestResume:
             runs = resumed(str(folder / "c"), kind, one, one, after)
             continues(*runs, exact=True)
 
+    @pytest.mark.extra
     @needs_try_get
     def test_on_other_processes(self):
         with saved.folder() as folder:
