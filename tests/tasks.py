@@ -15,7 +15,9 @@ GENERATORS = (
     *("gemma", "gemma2", "llama", "llama3", "mistral", "mixtral", "phi3"),
     *("qwen", "qwen_moe", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe"),
     *("gpt_oss", "gpt2", "gpt_neo_x", "opt", "bloom", "falcon", "smollm3"),
-    *("rwkv7", "gemma3", "gemma3n", "gemma4", "gemma4_moe", "pali_gemma"),
+    # Gemma 3 without images needs a preprocessor.
+    *("rwkv7", "gemma3_vision", "gemma3n", "gemma4", "gemma4_moe"),
+    *("gemma4_vision", "pali_gemma"),
     *("t5", "bart", "t5gemma", "t5gemma2", "edrec"),
 )
 SEQ2SEQ = ("t5", "bart", "t5gemma", "t5gemma2", "edrec")
@@ -58,25 +60,42 @@ def laid_out(name, axes, further, floatx="float64"):
         keras.distribution.set_distribution(None)
 
 
-def generate(name, axes=None, further=None, prompts=3):
-    """Returns the tokens that a small model takes for the likeliest."""
-    rng = np.random.default_rng(0)
+def prompts_of(name, rows):
+    """Returns what a family generates from: texts, some with an image."""
+    rng, family = np.random.default_rng(0), FAMILIES[name]
 
-    def text(prefix, known):
-        tokens = rng.integers(1, 100, size=(prompts, 12))
-        mask = np.broadcast_to(np.arange(12) < known, tokens.shape)
+    def text(prefix, known, mask="padding_mask", length=16):
+        tokens = rng.integers(1, 100, size=(rows, length))
+        given = np.broadcast_to(np.arange(length) < known, tokens.shape)
         return {
             f"{prefix}token_ids": tokens.astype("int32"),
-            f"{prefix}padding_mask": mask,
+            f"{prefix}{mask}": given,
         }
 
-    inputs = text("", 5)
     if name in SEQ2SEQ:
-        inputs = {**text("encoder_", 12), **text("decoder_", 3)}
+        return {**text("encoder_", 16), **text("decoder_", 3)}
+    if name == "rwkv7":
+        generated = text("predict_", 1, "mask")
+        mask = generated.pop("predict_mask")
+        prompt = text("", 16, "input_padding_mask")
+        return {**prompt, **generated, "padding_mask": mask}
+    inputs = text("", 8)
+    for key, value in family.rows.items():
+        inputs[key] = np.array([value] * rows)
+    for key, shape in family.sizes.items():
+        inputs[key] = rng.normal(size=(rows, *shape)).astype("float32")
+    if name == "pali_gemma":
+        images = rng.normal(size=(rows, 16, 16, 3))
+        inputs["images"] = images.astype("float32")
+    return inputs
+
+
+def generate(name, axes=None, further=None, rows=3):
+    """Returns the tokens that a small model takes for the likeliest."""
     with laid_out(name, axes, further, "float32"):
         model = build(name)
         model.compile(sampler="greedy")
-        generated = model.generate(inputs, stop_token_ids=None)
+        generated = model.generate(prompts_of(name, rows), stop_token_ids=None)
         if isinstance(generated, dict):
             key = "decoder_token_ids" if name in SEQ2SEQ else "token_ids"
             generated = generated[key]

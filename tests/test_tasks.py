@@ -36,7 +36,8 @@ def generate_on_one_device(name):
 def check_tokens(name, axes, further):
     expected = generate_on_one_device(name)
     (found,) = shared_cluster(1, 8).call(tasks.generate, name, axes, further)
-    assert expected.shape == (3, 12)
+    assert expected.shape[0] == 3
+    assert len(np.unique(expected)) > 5
     np.testing.assert_array_equal(found, expected)
 
 
