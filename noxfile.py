@@ -117,6 +117,16 @@ def notebooks(session):
 
 
 @nox.session(python="3.11")
+def ray(session):
+    """Joins the workers of a local Ray."""
+    run_tests(
+        session,
+        "ray>=2.40",
+        pytest=["-m", "extra or not extra", "tests/test_ray.py"],
+    )
+
+
+@nox.session(python="3.11")
 def lint(session):
     """Style, and what pre-commit checks."""
     session.install("ruff>=0.6", "pre-commit")

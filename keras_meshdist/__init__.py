@@ -11,7 +11,9 @@ if "keras" not in sys.modules:
 from keras_meshdist import callbacks, cluster, keras_hooks, layouts
 from keras_meshdist.abstract import abstract
 from keras_meshdist.checkpoints.restoring import restore
+from keras_meshdist.checkup import doctor
 from keras_meshdist.distribution import DataParallel, ModelParallel
+from keras_meshdist.joining import initialize
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
 from keras_meshdist.predictions import local_predictions
@@ -29,6 +31,8 @@ __all__ = [
     "callbacks",
     "cluster",
     "distribute_model",
+    "doctor",
+    "initialize",
     "inspect",
     "keras_hooks",
     "layouts",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from keras_meshdist import cluster, demo, layouts, reports
+from keras_meshdist.checkup.command import add_command as _add_doctor
 from keras_meshdist.mesh import make_mesh
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Keras on any device mesh and any number of processes.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_run, _add_inspect):
+    for add in (_add_demo, _add_run, _add_inspect, _add_doctor):
         add(commands)
     options = parser.parse_args(argv)
     return options.command(options)

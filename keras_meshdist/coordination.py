@@ -8,10 +8,13 @@ Of all modules only this one imports `jax._src`: JAX has no public way to the
 client of its coordination service.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from jax._src import distributed, xla_bridge
+import jax
+from jax._src import clusters, distributed, xla_bridge
 
 # JAX 0.4 refuses messages above 4 MiB. A listing carries the piece of every
 # process, so that a piece's share is this, divided by their number.
@@ -55,6 +58,57 @@ def process_count() -> int:
 def process_id() -> int:
     """This process' number in the coordination service, or 0."""
     return distributed.global_state.process_id if initialized() else 0
+
+
+def address() -> str | None:
+    """Where process 0 of the coordination service is, or `None`."""
+    return distributed.global_state.coordinator_address
+
+
+def detect(
+    address: str | None, count: int | None, process: int | None, timeout: float
+) -> tuple[str | None, int | None, int | None]:
+    """Fills in what JAX finds of SLURM, Open MPI, Cloud TPU or Kubernetes.
+
+    Args:
+        address: string, `"host:port"` of process 0, or `None`.
+        count: integer, number of processes, or `None`.
+        process: integer, this process' number, or `None`.
+        timeout: float, seconds that the search may last.
+
+    Returns:
+        The three, with `None` for what isn't found.
+    """
+    return clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        address, count, process, [], None, math.ceil(timeout)
+    )[:3]
+
+
+def join(
+    address: str,
+    count: int,
+    process: int,
+    local_device_ids: Sequence[int] | None,
+    timeout: float,
+) -> None:
+    """Takes part in a coordination service; process 0 holds it.
+
+    Args:
+        address: string, `"host:port"` of process 0.
+        count: integer, number of processes.
+        process: integer, this process' number.
+        local_device_ids: sequence of integers, the GPUs of this process, or
+            `None` for all.
+        timeout: float, seconds until JAX ends the process.
+    """
+    jax.distributed.initialize(
+        address,
+        count,
+        process,
+        local_device_ids,
+        cluster_detection_method="deactivate",
+        initialization_timeout=math.ceil(timeout),
+    )
 
 
 def barrier(name: str, timeout: float | None = None) -> None:
@@ -216,7 +270,7 @@ def _meet(
             raise
         raise MissingProcessError(
             f"Every process must come to '{name}' within {timeout:g} seconds. "
-            f"Received: nothing from {_named(missing)} ({here}). Look at the "
+            f"Received: nothing from {named(missing)} ({here}). Look at the "
             "output of the missing ones: they failed, hang, or did not make "
             "the call that the others made.",
             name,
@@ -232,7 +286,8 @@ def _listing(client: Any, folder: str) -> dict[int, bytes]:
     }
 
 
-def _named(processes: tuple[int, ...]) -> str:
+def named(processes: Sequence[int]) -> str:
+    """`process 1`, or `processes 0, 2`."""
     if len(processes) == 1:
         return f"process {processes[0]}"
     return f"processes {', '.join(map(str, processes)) or 'unknown'}"

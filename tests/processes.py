@@ -47,27 +47,29 @@ def rows_on_devices(axes, rows, batch="b"):
     }
 
 
-def seeds(mine):
-    """Two distributions one after the other, each with fresh weights."""
+def forget_seeds():
+    """A process as it was before any seed was set."""
     import random
 
+    import keras
+
+    random.seed()
+    np.random.seed()
+    keras.utils.clear_session()
+    from keras.src.utils import rng_utils
+
+    if hasattr(rng_utils, "GLOBAL_RANDOM_SEED"):
+        from keras.src.backend.common import global_state
+
+        global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, None)
+
+
+def seeds(mine):
+    """Two distributions one after the other, each with fresh weights."""
     import jax
     import keras
 
-    def forget():
-        random.seed()
-        np.random.seed()
-        keras.utils.clear_session()
-        from keras.src.utils import rng_utils
-
-        if hasattr(rng_utils, "GLOBAL_RANDOM_SEED"):
-            from keras.src.backend.common import global_state
-
-            global_state.set_global_attribute(
-                rng_utils.GLOBAL_RANDOM_SEED, None
-            )
-
-    forget()
+    forget_seeds()
     if mine is not None:
         keras.utils.set_random_seed(mine[jax.process_index()])
     dist = _dist({"m": 2, "b": -1})

@@ -61,6 +61,7 @@ def test_a_script_that_ends_well(write, tmp_path):
     (tmp_path / "neighbour.py").write_text("name = 'neighbour'\n")
     path = write("""
 import atexit, neighbour
+import keras_meshdist as kmd
 from keras.distribution import initialize
 print(f"hello from {me}", flush=True)
 meet()
@@ -71,6 +72,7 @@ if me == 1:
 else:
     keras.distribution.initialize("10.0.0.1:1,10.0.0.2:2", 7, me)
     jax.distributed.initialize()
+kmd.initialize("10.0.0.1:1234", 7, me)
 print(__name__, sys.argv[1:], neighbour.name, jax.device_count(), flush=True)
 def last():
     print(f"at exit {jax.process_count()}", flush=True)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_meshdist import coordination
+from keras_meshdist import coordination, joining
 from keras_meshdist.cluster import failures
 
 _VARIABLE = "MESHDIST_CLUSTER"
@@ -49,19 +49,12 @@ def join_pod() -> None:
         kmd.cluster.join_pod()
     ```
     """
-    if (
-        coordination.initialized()
-        or os.environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES") == "1"
-    ):
+    if coordination.initialized():
         return
-    import jax
-    import keras
-
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    keras.distribution.initialize()
-    # If process 0 just ended, the others would be aborted.
-    atexit.register(coordination.barrier, "pod/end", _END_TIMEOUT)
+    joining.initialize()
+    if coordination.initialized():
+        # If process 0 just ended, the others would be aborted.
+        atexit.register(coordination.barrier, "pod/end", _END_TIMEOUT)
 
 
 class Pod:

@@ -18,6 +18,7 @@ import traceback
 from multiprocessing import connection
 from typing import Any
 
+from keras_meshdist import joining
 from keras_meshdist.cluster.failures import user_traceback
 
 _PR_SET_PDEATHSIG = 1
@@ -183,6 +184,7 @@ def _ignore_initialize(tell: bool) -> None:
                 file=sys.stderr,
             )
 
+    joining.joined_by(initialize)
     # On Keras 3.7 `import keras` leaves another module under this name.
     module = importlib.import_module("keras.distribution")
     owner: Any

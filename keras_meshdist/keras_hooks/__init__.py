@@ -71,6 +71,7 @@ from keras_meshdist.keras_hooks.access import (  # noqa: E402
     layers_of,
     layout_given,
     num_processes,
+    random_seed,
     set_initial_epoch,
     set_value,
     untouched_names,
@@ -102,9 +103,11 @@ __all__ = [
     "layers_of",
     "layout_given",
     "making_adapter",
+    "misfits",
     "naming_outputs",
     "num_processes",
     "output_of",
+    "random_seed",
     "remove",
     "set_initial_epoch",
     "set_value",
@@ -251,17 +254,13 @@ def install():
     """
     if _undo:
         return
-    for place, name, _, parameters in _HOOKS:
-        found = getattr(place, name, None)
-        signature = tuple(inspect.signature(found).parameters) if found else ()
-        if signature[: len(parameters)] != parameters:
-            raise ImportError(
-                f"This version of keras_meshdist doesn't fit Keras "
-                f"{keras.__version__}: `{_path(place, name)}` should take "
-                f"{parameters}. Received: {signature or 'no such function'}. "
-                "Nothing was changed. Install an older Keras or a newer "
-                "keras_meshdist."
-            )
+    changed = misfits()
+    if changed:
+        raise ImportError(
+            f"This version of keras_meshdist doesn't fit Keras "
+            f"{keras.__version__}: {'; '.join(changed)}. Nothing was changed. "
+            "Install an older Keras or a newer keras_meshdist."
+        )
     primitives = lowering.primitives()
     for place, name, wrapper, _ in _HOOKS:
         original = getattr(place, name)
@@ -282,6 +281,20 @@ def install():
             jax.config.update, _THREEFRY, before
         )
         jax.config.update(_THREEFRY, True)
+
+
+def misfits():
+    """Returns a sentence for each hook that doesn't fit this Keras."""
+    changed = []
+    for place, name, _, parameters in _HOOKS:
+        found = getattr(place, name, None)
+        signature = tuple(inspect.signature(found).parameters) if found else ()
+        if signature[: len(parameters)] != parameters:
+            changed.append(
+                f"`{_path(place, name)}` should take {parameters}. Received: "
+                f"{signature or 'no such function'}"
+            )
+    return changed
 
 
 def remove():

@@ -122,22 +122,31 @@ def is_fitting(model, frame):
     return False
 
 
-def agree_on_seed():
+def random_seed():
+    """Returns the seed that was set, or `None`; also before Keras 3.9."""
+    get = getattr(rng_utils, "get_random_seed", None)
+    return get() if get else None
+
+
+def agree_on_seed(timeout=_PATIENCE):
     """Makes sure that all processes draw the same random numbers.
 
     Weights are initialized and data is shuffled from them on each process by
     itself. `keras.distribution.initialize` sees to it, but only on newer
     versions of Keras, and not everybody calls it.
 
+    Args:
+        timeout: float, seconds to wait for the slowest process.
+
     Raises:
         ValueError: if processes were given different seeds.
     """
-    if jax.process_count() == 1:
+    if coordination.process_count() == 1:
         return
     if not hasattr(rng_utils, "get_random_seed"):
         # Keras draws its seeds from Python's generator there.
         state = pickle.dumps((random.getstate(), np.random.get_state()))
-        states = coordination.exchange("random_state", state, _PATIENCE)
+        states = coordination.exchange("random_state", state, timeout)
         if len(set(states)) > 1:
             python_state, numpy_state = pickle.loads(states[0])
             random.setstate(python_state)
@@ -146,7 +155,7 @@ def agree_on_seed():
     seed = rng_utils.get_random_seed()
     drawn = random.SystemRandom().randrange(1, 2**31)
     answers = coordination.exchange(
-        "seed", pickle.dumps((seed, drawn)), _PATIENCE
+        "seed", pickle.dumps((seed, drawn)), timeout
     )
     answers = [pickle.loads(answer) for answer in answers]
     seeds = [seed for seed, _ in answers]
