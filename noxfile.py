@@ -110,9 +110,11 @@ def keras_dev(session):
 
 @nox.session(python="3.11")
 def notebooks(session):
-    """Executes the notebooks."""
+    """Executes the notebooks, also those that need KerasHub."""
     run_tests(
-        session, pytest=["-m", "extra or not extra", "tests/test_notebooks.py"]
+        session,
+        "keras-hub",
+        pytest=["-m", "extra or not extra", "tests/test_notebooks.py"],
     )
 
 

@@ -14,6 +14,7 @@ from keras_meshdist import (
     heartbeat,
     inputs,
     keras_hooks,
+    pictures,
     predictions,
     weights,
 )
@@ -130,6 +131,29 @@ class MeshDistribution(MeshWeights):
         if process_id is None:
             process_id = jax.process_index()
         return self._feeds.rows_of(process_id, global_batch_size)
+
+    def picture(self, global_batch_size):
+        """Draws which rows of a global batch each device of the mesh holds.
+
+        Example:
+
+        ```python
+        dist.picture(13).save("rows.svg")
+        ```
+
+        Args:
+            global_batch_size: int >= 0, number of rows.
+
+        Returns:
+            A picture: notebooks show it, `rich.print` prints it, and its
+            method `save` writes it to an SVG file.
+        """
+        return pictures.picture_of_rows(
+            process_ids(jax_mesh(self.device_mesh)),
+            self.device_mesh.axis_names,
+            self._batch_axes,
+            global_batch_size,
+        )
 
     @property
     def num_data_shards(self):

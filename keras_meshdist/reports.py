@@ -13,7 +13,7 @@ from rich.text import Text
 
 from keras_meshdist.abstract import abstract
 from keras_meshdist.layout import TensorLayout, layout_of, matching_rules
-from keras_meshdist.pictures import picture
+from keras_meshdist.pictures import picture_of_part
 from keras_meshdist.pieces import axes_of, misfit, pieces_of, what_divides
 from keras_meshdist.unmatched import unmatched_rules
 
@@ -111,7 +111,8 @@ class Report:
             path: str, the variable's path.
 
         Returns:
-            A renderable of `rich`: print it with `rich.print`.
+            A picture: notebooks show it, `rich.print` prints it, and its
+            method `save` writes it to an SVG file.
 
         Raises:
             ValueError: if there is no such variable, or the mesh has more
@@ -124,7 +125,8 @@ class Report:
                 "A picture needs the path of a variable. "
                 f"Received: path={path!r}. Nearest: {near}."
             )
-        return picture(self.mesh, rows[path])
+        row = rows[path]
+        return picture_of_part(self.mesh, path, row.shape, row.axes)
 
 
 def inspect(model, layout_map=None):

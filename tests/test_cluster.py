@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from keras_meshdist import cluster
+from keras_meshdist import cluster, coordination
+from keras_meshdist.cluster import devices
 from keras_meshdist.cluster.processes import reserve_port
 from tests.clusters import local_only, shared_cluster
 
@@ -125,6 +126,57 @@ except RuntimeError as error:
         ).stdout
         assert output.startswith("Virtual devices must be asked for before")
         assert "Received: devices=4" in output
+
+
+class TestAccelerators:
+    """What `accelerator_count` finds on computers that aren't this one."""
+
+    @pytest.fixture(autouse=True)
+    def computer(self, monkeypatch, tmp_path):
+        """Before JAX starts; a command and a plugin as JAX for CUDA has."""
+        monkeypatch.setattr(coordination, "backend_started", lambda: False)
+        monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.syspath_prepend(tmp_path)
+        command = tmp_path / "nvidia-smi"
+        command.write_text("#!/bin/sh\necho 'GPU 0: T4'\necho 'GPU 1: T4'\n")
+        command.chmod(0o755)
+        return tmp_path
+
+    def install_plugin(self, folder):
+        info = folder / "jax_cuda12_plugin-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Name: jax-cuda12-plugin\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(
+            "[jax_plugins]\nxla_cuda12 = jax_plugins.xla_cuda12\n"
+        )
+
+    def test_gpus_count_where_jax_can_use_them(self, computer, monkeypatch):
+        assert cluster.accelerator_count() == 0
+        self.install_plugin(computer)
+        assert cluster.accelerator_count() == 2
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert cluster.accelerator_count() == 1
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+        assert cluster.accelerator_count() == 0
+
+    def test_tpu_chips_count_where_jax_can_use_them(
+        self, computer, monkeypatch
+    ):
+        files = {"/dev/accel[0-9]*": [], "/dev/vfio/[0-9]*": list("01234567")}
+        monkeypatch.setattr(devices.glob, "glob", files.get)
+        assert cluster.accelerator_count() == 0
+        (computer / "libtpu").mkdir()
+        (computer / "libtpu" / "__init__.py").touch()
+        assert cluster.accelerator_count() == 8
+
+
+def test_accelerators_once_jax_has_started():
+    import jax
+
+    found = [d for d in jax.local_devices() if d.platform != "cpu"]
+    assert cluster.accelerator_count() == len(found)
 
 
 class TestCalls:
@@ -255,7 +307,8 @@ class TestFailures:
 
 PARENT = """
 import sys, threading, time
-from keras_meshdist import cluster
+from keras_meshdist import cluster, coordination
+from keras_meshdist.cluster import devices
 from tests.test_cluster import sleep
 
 def start():
@@ -312,7 +365,8 @@ def test_a_reserved_port_is_given_to_nobody_else():
 
 POD_TEST = """
 import pytest
-from keras_meshdist import cluster
+from keras_meshdist import cluster, coordination
+from keras_meshdist.cluster import devices
 from tests.clusters import configure, shared_cluster
 from tests.test_cluster import everyone, fail, place
 

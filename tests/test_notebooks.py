@@ -1,5 +1,6 @@
-"""The notebooks run from their first cell to the last."""
+"""The notebooks run from their first cell to the last, and are true."""
 
+import importlib.util
 import pathlib
 
 import pytest
@@ -12,21 +13,104 @@ nbformat = pytest.importorskip("nbformat")
 FOLDER = pathlib.Path(__file__).parent.parent / "colabs"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
+# What they say in words, beyond what they assert: the last cell, with the names
+# that the others have left.
+CLAIMS = {
+    "01_batch_axis_anywhere": """
+# Plain Keras is right on one process, and wrong on two, without an error.
+np.testing.assert_allclose(keras_alone, on_one_device, rtol=1e-4)
+first, second = keras_on_two
+assert abs(first - second).max() > 0.01
+assert all(abs(one - on_one_device).max() > 0.01 for one in keras_on_two)
+""",
+    "02_three_axes": """
+assert mesh.shape == (2, 2, 2)
+assert rows_only.num_model_replicas == 4
+assert len(results) == 6
+assert {f.kind for f in report.findings} == {"large and replicated"}
+""",
+    "03_finetune_gemma": """
+assert not real
+assert report.device_bytes < report.total_bytes / 2
+assert not [f for f in report.findings if f.kind == "unmatched rule"]
+assert trained < everything / 8
+plain_text = dict(zip([row[0] for row in rows], plain))
+sailors = dict(zip([row[0] for row in rows], sailor))
+for prompt, was, then in zip(prompts, before, after):
+    assert was.strip() == plain_text[prompt]
+    assert then.strip() == sailors[prompt]
+assert size < report.total_bytes / 10
+""",
+    "04_finetune_llama": """
+assert not real
+assert report.device_bytes < report.total_bytes / 4
+for prompt, was, then in zip(prompts, before, after):
+    assert was.strip() in plain
+    assert then.strip() in rhymes
+""",
+    "05_any_batch_size": """
+assert distribution.num_model_replicas == 4
+assert batch.physical.shape == (16,)
+assert seen.shape == (13,)
+assert len(ours) == 6
+""",
+    "07_save_and_resume_elsewhere": """
+assert len(whole.losses) == 80
+assert max(first.losses) == 37
+assert min(int(step) for step in two) == 31
+""",
+    "08_many_hosts": """
+assert status == 1
+assert len({tuple(np.round(found, 4)) for found in losses.values()}) == 1
+""",
+}
+# What is printed of an error is a claim too.
+PRINTED = {
+    "05_any_batch_size": ["IndivisibleError", "(1, 10)", "Wrap the call in"],
+    "08_many_hosts": ["DisagreementError", "61 of 61 rows, 1000 predictions"],
+}
+NEEDS = {"03_finetune_gemma": "keras_hub", "04_finetune_llama": "keras_hub"}
+
 
 def read(path):
     return nbformat.read(path, as_version=4)
 
 
-def test_there_are_notebooks():
-    assert NOTEBOOKS
+def kinds(notebook):
+    """The kinds of pictures that cells show."""
+    return {
+        kind
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        for kind in output.get("data", {})
+    }
+
+
+def printed(notebook, name):
+    return "".join(
+        output.text
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == name
+    )
+
+
+def test_there_are_claims_of_every_notebook():
+    assert set(CLAIMS) == {path.stem for path in NOTEBOOKS}
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path):
     if cluster.on_pod():
         pytest.skip("A notebook is one process.")
+    needed = NEEDS.get(path.stem)
+    if needed and not importlib.util.find_spec(needed):
+        pytest.skip(f"needs {needed}: nox -s notebooks")
     notebook = read(path)
+    claims = nbformat.v4.new_code_cell(CLAIMS[path.stem])
+    notebook.cells.append(claims)
     client = nbclient.NotebookClient(
         notebook,
         timeout=240,
@@ -35,17 +119,26 @@ def test_notebook_runs(path):
     )
     client.execute()
     # What went wrong without an exception shows on standard error.
-    warned = [
-        output.text
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output.get("name") == "stderr" and "Warning" in output.text
-    ]
-    assert not warned
+    errors = printed(notebook, "stderr")
+    # What fetches presets asks for a progress bar that not all have.
+    assert "Warning" not in errors.replace("TqdmWarning", "")
+    assert {"image/png", "image/svg+xml"} <= kinds(notebook)
+    for words in PRINTED.get(path.stem, []):
+        assert words in printed(notebook, "stdout") + errors
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_stored_without_outputs(path):
     for cell in read(path).cells:
         assert not cell.get("outputs"), "clear all outputs before you commit"
         assert not cell.get("execution_count")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_of_code_installs_and_the_second_takes_devices(path):
+    install, devices = [
+        cell.source for cell in read(path).cells if cell.cell_type == "code"
+    ][:2]
+    assert "%pip install" in install
+    assert "keras_meshdist as" not in install
+    assert "accelerator_count" in devices or path.stem == "08_many_hosts"

@@ -1,13 +1,15 @@
 """What `kmd.inspect` says of layout rules."""
 
 import warnings
+from xml.etree import ElementTree
 
 import keras
+import numpy as np
 import pytest
 from rich.console import Console
 
 import keras_meshdist as kmd
-from keras_meshdist import cli, reports
+from keras_meshdist import cli, pictures, reports
 from tests import models
 
 
@@ -136,6 +138,51 @@ def test_a_picture_of_the_shards(mesh):
         assert drawn.count(part) == 1
     with pytest.raises(ValueError, match="Nearest: \\['up/kernel'\\]"):
         report.picture("up/kernal")
+
+
+def test_a_picture_is_a_drawing_too(mesh, tmp_path):
+    layout_map = kmd.LayoutMap(mesh)
+    layout_map["up/kernel"] = ("batch", None)
+    report = reports.examine(kmd.abstract(models.transformer), layout_map)
+    report.picture("up/kernel").save(tmp_path / "kernel.svg")
+    drawn = ElementTree.parse(tmp_path / "kernel.svg").getroot()
+    texts = [element.text for element in drawn.iter() if element.text]
+    assert texts.count("[0:32, 0:128]") == texts.count("[32:64, 0:128]") == 4
+    assert {"batch 1", "model 3", "device 7"} <= set(texts)
+    # Devices that hold the same part have the same color.
+    fills = [e.get("fill") for e in drawn.iter() if e.tag.endswith("rect")]
+    assert len(set(fills[:4])) == len(set(fills[4:])) == 1
+    assert fills[0] != fills[4]
+
+
+def test_a_picture_of_rows():
+    process_ids = np.array([[0, 0], [0, 0], [1, 1], [1, 1]])
+    drawn = text(
+        pictures.picture_of_rows(
+            process_ids, ("model", "batch"), ("batch",), 13
+        )
+    )
+    assert drawn.count("rows 0–6") == 4  # noqa: RUF001
+    assert drawn.count("rows 7–12, 1 padding") == 4  # noqa: RUF001
+    assert drawn.count("process 0") == drawn.count("process 1") == 4
+    with pytest.raises(ValueError, match="at most three axes"):
+        pictures.picture_of_rows(np.zeros((1,) * 4), "abcd", "a", 13)
+
+
+def test_a_distribution_draws_its_rows():
+    mesh = kmd.make_mesh({"a": 2, "b": 2, "c": 2})
+    dist = kmd.ModelParallel(
+        layout_map=kmd.LayoutMap(mesh), batch_dim_name=("c", "a")
+    )
+    drawn = text(dist.picture(5))
+    places = [drawn.index(f"a={n}") for n in range(2)]
+    # The shards of two rows go over "c" first, then "a"; "b" has replicas.
+    for block, rows in zip(
+        (drawn[: places[1]], drawn[places[1] :]),
+        (["rows 0–1", "row 4, 1 padding"], ["rows 2–3", "padding only"]),  # noqa: RUF001
+        strict=True,
+    ):
+        assert all(block.count(held) == 2 for held in rows)
 
 
 def test_a_picture_of_three_axes():

@@ -1,7 +1,11 @@
 """Several processes with virtual devices on one computer: tests and trials."""
 
 from keras_meshdist.cluster.cluster import Cluster
-from keras_meshdist.cluster.devices import environment, use_virtual_devices
+from keras_meshdist.cluster.devices import (
+    accelerator_count,
+    environment,
+    use_virtual_devices,
+)
 from keras_meshdist.cluster.failures import ClusterError
 from keras_meshdist.cluster.pod import join_pod, on_pod
 from keras_meshdist.cluster.scripts import run_script
@@ -9,6 +13,7 @@ from keras_meshdist.cluster.scripts import run_script
 __all__ = [
     "Cluster",
     "ClusterError",
+    "accelerator_count",
     "environment",
     "join_pod",
     "on_pod",

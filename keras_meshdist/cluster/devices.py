@@ -1,11 +1,19 @@
 """Virtual CPU devices: one computer that looks like many devices."""
 
+import glob
+import importlib.metadata
+import importlib.util
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+# Whether `meshdist run` has started this process, with its devices.
+started_by_run = False
 
 
 def environment(
@@ -51,7 +59,8 @@ def use_virtual_devices(devices: int) -> None:
     """Gives this process a number of virtual CPU devices.
 
     For test configurations and notebooks. Call it first: devices are fixed
-    once JAX has started. Called again with the same number it does nothing.
+    once JAX has started. Called again with the same number it does nothing,
+    nor does it in a script that `meshdist run` has given its devices.
 
     ```python
     kmd.cluster.use_virtual_devices(8)
@@ -67,6 +76,8 @@ def use_virtual_devices(devices: int) -> None:
             was imported with another backend.
     """
     variables = environment(devices)
+    if started_by_run:
+        return
     if "keras" in sys.modules:
         _check_keras_backend()
     if "jax" in sys.modules:
@@ -90,6 +101,53 @@ def use_virtual_devices(devices: int) -> None:
         if "JAX_NUM_CPU_DEVICES" in variables:
             jax.config.update("jax_num_cpu_devices", devices)
     os.environ.update(variables)
+
+
+def accelerator_count() -> int:
+    """The number of TPU chips or GPUs of this computer that JAX can use.
+
+    It is found without starting JAX, so virtual devices can still be asked
+    for, as in a notebook that takes what it finds:
+
+    ```python
+    if kmd.cluster.accelerator_count() < 2:
+        kmd.cluster.use_virtual_devices(8)
+    ```
+
+    Returns:
+        Integer, `0` if JAX has only the CPU: there is nothing else, the JAX
+        for it isn't installed, or `JAX_PLATFORMS=cpu` is set.
+    """
+    from keras_meshdist import coordination
+
+    if coordination.backend_started():
+        import jax
+
+        return sum(d.platform != "cpu" for d in jax.local_devices())
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        return 0
+    if importlib.util.find_spec("libtpu"):
+        # Older TPUs have a driver of their own, newer ones that of Linux.
+        chips = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
+        if chips:
+            return len(chips)
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    if any("cuda" in plugin.name for plugin in plugins):
+        return _nvidia_gpus()
+    return 0
+
+
+def _nvidia_gpus() -> int:
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+    ).stdout
+    found = sum(line.startswith("GPU ") for line in listed.splitlines())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    return min(found, len([name for name in visible.split(",") if name]))
 
 
 def check_count(name: str, value: int) -> None:

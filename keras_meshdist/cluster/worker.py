@@ -19,6 +19,7 @@ from multiprocessing import connection
 from typing import Any
 
 from keras_meshdist import joining
+from keras_meshdist.cluster import devices
 from keras_meshdist.cluster.failures import user_traceback
 
 _PR_SET_PDEATHSIG = 1
@@ -131,6 +132,7 @@ def _run_script(
     conn: connection.Connection, argv: list[str], process: int
 ) -> None:
     _ignore_initialize(tell=process == 0)
+    devices.started_by_run = True
 
     def meet_at_end() -> None:
         conn.send(("finished",))
