@@ -157,6 +157,7 @@ def test_messages_under_troubleshooting_exist():
 
 def test_every_disagreement_is_under_troubleshooting():
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    of_hosts = (ROOT / "docs" / "multi-host.md").read_text()
     headings = re.findall(r"^### `(.+)`$", page, re.MULTILINE)
     rules = [
         "All processes must",
@@ -169,7 +170,8 @@ def test_every_disagreement_is_under_troubleshooting():
         for node in ast.walk(ast.parse(path.read_text())):
             text = getattr(node, "value", None)
             if isinstance(text, str) and text.startswith(tuple(rules)):
-                assert text.startswith(tuple(headings))
+                known = text.startswith(tuple(headings))
+                assert known or text[:40] in of_hosts, text
 
 
 def test_each_row_of_the_table_is_a_test():
