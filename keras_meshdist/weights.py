@@ -163,7 +163,7 @@ def variables_of(model):
     metrics = getattr(model, "metrics_variables", [])
     weights = list({id(v): v for v in [*model.variables, *metrics]}.values())
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or not optimizer.built:
+    if optimizer is None:
         return weights, []
     # A slot is named for its weight, which Keras doesn't keep otherwise.
     by_name = {w.path.replace("/", "_"): w for w in model.trainable_variables}

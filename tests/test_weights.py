@@ -200,6 +200,16 @@ class TestDistributeModel:
         assert set(kernels.values()) == {2}
         assert parts["saved/norm/gamma"] == 1
 
+    def test_a_compiled_model_that_has_not_been_trained(self):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        dist = kmd.DataParallel()
+        with dist.scope():
+            kmd.distribute_model(model, dist)
+            model.predict(np.ones((3, 4)), verbose=0)  # Keras would warn
+        devices = model.optimizer.iterations.value.devices()
+        assert len(devices) == jax.device_count()
+
     def test_a_model_that_is_not_built(self):
         model = keras.Sequential([keras.layers.Dense(3)])
         with pytest.raises(ValueError, match="must be built.*Received: 'seq"):
