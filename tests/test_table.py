@@ -34,8 +34,10 @@ def both(task, axes=MODEL_FIRST, **arguments):
 
 
 def equal(ours, one):
+    """Within float32, relative to the largest number."""
     for process in ours:
-        np.testing.assert_allclose(process, one, rtol=1e-5)
+        atol = 1e-5 * np.abs(one).max()
+        np.testing.assert_allclose(process, one, rtol=0, atol=atol)
 
 
 def test_model_axis_first_on_two_processes():
@@ -48,16 +50,13 @@ def test_thirteen_rows_on_four_shards():
     axes = {"batch": 4, "model": 2}
     assert plain.attempt(False, "fit_thirteen", axes) == "IndivisibleError"
     one = plain.attempt(True, "fit_thirteen")
-    np.testing.assert_allclose(
-        plain.attempt(True, "fit_thirteen", axes), one, rtol=1e-5
-    )
+    equal([plain.attempt(True, "fit_thirteen", axes)], one)
 
 
 def test_predict_on_two_processes():
     of_keras, ours, one = both("predict")
     assert all(len(found) == 32 for found in of_keras)  # half of the rows
-    for process in ours:
-        np.testing.assert_allclose(process, one, rtol=1e-5)
+    equal(ours, one)
     batch_first = both("predict", {"batch": 2, "model": 4})[0]
     assert batch_first == ["RuntimeError"] * 2
 
@@ -77,7 +76,7 @@ def test_map_after_batch_on_two_processes():
 def test_a_short_last_batch_on_two_processes():
     axes = {"batch": 2, "model": 4}
     with kmd.cluster.Cluster(2, 4, timeout=40, forward=False) as cluster:
-        with pytest.raises(kmd.cluster.ClusterError):
+        with pytest.raises(kmd.cluster.ClusterError, match="end within 40 s"):
             cluster.call(plain.attempt, False, "fit_short_dataset", axes)
         hung = cluster.closed
     assert hung
@@ -98,7 +97,7 @@ def test_rows_over_two_axes():
     arguments = ("fit_arrays", axes, ("data", "fsdp"))
     assert plain.attempt(False, *arguments) == "ValueError"
     one = plain.attempt(True, "fit_arrays")
-    np.testing.assert_allclose(plain.attempt(True, *arguments), one, rtol=1e-5)
+    equal([plain.attempt(True, *arguments)], one)
 
 
 def test_a_dimension_over_two_axes():
@@ -123,10 +122,14 @@ def test_a_rule_that_matches_nothing():
 def test_rules_read_off_a_model():
     mesh = kmd.make_mesh({"batch": 2, "model": 4})
     layout_map = kmd.layouts.auto(plain.model, mesh)
-    assert layout_map["hidden/kernel"].axes == (None, "model")
+    report = kmd.inspect(plain.model, layout_map)
+    axes = {row.path.partition("/")[2]: row.axes for row in report.rows}
+    assert axes["hidden/kernel"] == (None, "model")
+    assert axes["last/kernel"] == ("model", None)
 
 
 def test_save_weights_on_two_processes():
     of_keras, ours, _ = both("save_weights")
-    assert of_keras == ["RuntimeError"] * 2
+    # One fails at its weights, while the other finds the file locked.
+    assert set(of_keras) <= {"RuntimeError", "BlockingIOError"}
     assert ours == [True, True]
