@@ -16,6 +16,7 @@ from keras_meshdist.distribution import DataParallel, ModelParallel
 from keras_meshdist.joining import initialize
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
+from keras_meshdist.planner import MeshPlan, PlanReport, plan
 from keras_meshdist.predictions import local_predictions
 from keras_meshdist.reports import inspect
 from keras_meshdist.weights import distribute_model
@@ -25,7 +26,9 @@ __version__ = "0.1.0"
 __all__ = [
     "DataParallel",
     "LayoutMap",
+    "MeshPlan",
     "ModelParallel",
+    "PlanReport",
     "TensorLayout",
     "abstract",
     "callbacks",
@@ -38,6 +41,7 @@ __all__ = [
     "layouts",
     "local_predictions",
     "make_mesh",
+    "plan",
     "restore",
 ]
 

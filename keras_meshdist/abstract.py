@@ -40,15 +40,8 @@ def abstract(model_or_build_fn, inputs=None):
     """
     if isinstance(model_or_build_fn, keras.Model):
         return model_or_build_fn
-    built = []
 
-    def build(arguments):
-        model = model_or_build_fn()
-        if not isinstance(model, keras.Model):
-            raise ValueError(
-                "The function must return a `keras.Model`. Received: "
-                f"{model_or_build_fn!r}, which returns {type(model).__name__}."
-            )
+    def finish(model, arguments):
         if arguments is not None:
             model(arguments)
         if not model.built:
@@ -61,6 +54,35 @@ def abstract(model_or_build_fn, inputs=None):
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
+
+    return build_abstractly(model_or_build_fn, finish, shapes_of(inputs))
+
+
+def build_abstractly(build_fn, finish, arguments=None):
+    """Builds a model without memory, and what else is to be built with it.
+
+    Args:
+        build_fn: function without arguments that returns a `keras.Model`.
+        finish: function that is called with the model and the arguments as
+            JAX traces them; what it creates has no memory either.
+        arguments: nested structure of `jax.ShapeDtypeStruct`.
+
+    Returns:
+        A `keras.Model`.
+
+    Raises:
+        ValueError: if the function returns no model.
+    """
+    built = []
+
+    def build(arguments):
+        model = build_fn()
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                "The function must return a `keras.Model`. Received: "
+                f"{build_fn!r}, which returns {type(model).__name__}."
+            )
+        finish(model, arguments)
         built.append(model)
 
     with (
@@ -68,7 +90,7 @@ def abstract(model_or_build_fn, inputs=None):
         keras_hooks.without_values(),
         no_distribution(),
     ):
-        jax.eval_shape(build, shapes_of(inputs))
+        jax.eval_shape(build, arguments)
     (model,) = built
     for variable in variables_of(model):
         keras_hooks.forget_value(variable)

@@ -67,6 +67,30 @@ def place(batch, sharding):
     return _padded(array, ((0, shape[0]),), counts[0])
 
 
+def shape_of_placed(shape, dtype, sharding):
+    """Returns what `place` would, without memory, for devices not there.
+
+    Args:
+        shape: tuple of int, `(rows, ...)`, or `()`.
+        dtype: str or NumPy dtype.
+        sharding: `jax.sharding.NamedSharding`.
+
+    Returns:
+        A `jax.ShapeDtypeStruct`, or a `PaddedBatch` with one, as JAX's `trace`
+        and `lower` take them.
+
+    Raises:
+        ValueError: if another dimension than the first doesn't divide.
+    """
+    counts = _shard_counts(sharding)
+    _check_divides(shape, counts, sharding)
+    rows = shape[0] if shape and counts else None
+    if rows is not None:
+        shape = (physical_rows(rows, counts[0]), *shape[1:])
+    array = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return array if rows is None else _padded(array, ((0, rows),), counts[0])
+
+
 def place_feed(feed, sharding, shards, size, runs):
     """Puts the rows of this process on its devices, as a part of a batch.
 
@@ -106,7 +130,7 @@ def place_feed(feed, sharding, shards, size, runs):
 
 
 def _padded(array, runs, shards):
-    if runs == ((0, len(array)),):
+    if runs == ((0, array.shape[0]),):
         return array
     scatters.expect(shards)
     return PaddedBatch(array, runs)

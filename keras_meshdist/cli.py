@@ -1,7 +1,6 @@
 """The command `meshdist`."""
 
 import argparse
-import importlib
 import math
 import os
 import sys
@@ -10,6 +9,8 @@ from collections.abc import Sequence
 from keras_meshdist import cluster, demo, layouts, reports
 from keras_meshdist.checkup.command import add_command as _add_doctor
 from keras_meshdist.mesh import make_mesh
+from keras_meshdist.options import named_function, parse_axes
+from keras_meshdist.planner import command as plan_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     for add in (_add_demo, _add_run, _add_inspect, _add_doctor):
+        add(commands)
+    for add in (plan_command.add_to,):
         add(commands)
     options = parser.parse_args(argv)
     return options.command(options)
@@ -155,12 +158,12 @@ def _add_inspect(commands: argparse._SubParsersAction) -> None:
     def run(options: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
         try:
-            axes = _axes(options.mesh)
+            axes = parse_axes(options.mesh)
             cluster.use_virtual_devices(math.prod(axes.values()))
             mesh = make_mesh(axes)
-            build = _named(options.model)
+            build = named_function(options.model)
             if options.layout:
-                layout_map = _named(options.layout)(mesh)
+                layout_map = named_function(options.layout)(mesh)
             else:
                 layout_map = layouts.auto(
                     build,
@@ -174,25 +177,3 @@ def _add_inspect(commands: argparse._SubParsersAction) -> None:
         return 0
 
     parser.set_defaults(command=run)
-
-
-def _axes(text: str) -> dict[str, int]:
-    try:
-        pairs = [part.split("=") for part in text.split(",")]
-        return {name.strip(): int(size) for name, size in pairs}
-    except ValueError:
-        raise ValueError(
-            "`--mesh` takes axes with their sizes. Received: "
-            f"{text!r}. Valid: model=4,batch=2."
-        ) from None
-
-
-def _named(text: str):
-    module, _, name = text.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            "A function is named by its module and its name. Received: "
-            f"{text!r} ({error}). Valid: my_module:build_model."
-        ) from None

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_meshdist.keras_hooks.base import ours
 from keras_meshdist.keras_hooks.names import OutputName
+from keras_meshdist.keras_hooks.steps import record_slot
 from keras_meshdist.keras_hooks.variables import is_scattered
 
 _without_values = contextvars.ContextVar("without_values", default=False)
@@ -92,7 +93,7 @@ def add_variable(keras_method):
     def hook(self, *args, **kwargs):
         distribution = ours()
         if distribution is None:
-            return keras_method(self, *args, **kwargs)
+            return record_slot(keras_method(self, *args, **kwargs), None)
         with distribution.creating_slot(None):
             if distribution.lays_out_slot:
                 kwargs.pop("layout", None)
@@ -111,7 +112,8 @@ def add_variable_from_reference(keras_method):
     def hook(self, reference_variable, *args, **kwargs):
         distribution = ours()
         if distribution is None:
-            return keras_method(self, reference_variable, *args, **kwargs)
+            made = keras_method(self, reference_variable, *args, **kwargs)
+            return record_slot(made, reference_variable)
         with distribution.creating_slot(reference_variable):
             return keras_method(self, reference_variable, *args, **kwargs)
 

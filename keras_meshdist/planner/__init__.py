@@ -1,0 +1,6 @@
+"""Plans: the real step compiled for chips that aren't there, and ranked."""
+
+from keras_meshdist.planner.plan import plan
+from keras_meshdist.planner.report import MeshPlan, PlanReport
+
+__all__ = ["MeshPlan", "PlanReport", "plan"]

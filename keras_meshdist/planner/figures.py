@@ -1,0 +1,198 @@
+"""All that is to be known of one mesh, as plain numbers."""
+
+import dataclasses
+import math
+import traceback
+import warnings
+
+import keras
+import numpy as np
+
+from keras_meshdist.abstract import variables_of
+from keras_meshdist.mesh import jax_mesh, make_mesh, process_ids
+from keras_meshdist.planner import schedule
+from keras_meshdist.planner.collectives import collectives_of, summed
+from keras_meshdist.planner.compilation import RefusedError, compiled
+from keras_meshdist.planner.example import rows_of
+from keras_meshdist.planner.network import Network
+from keras_meshdist.planner.program import parse
+from keras_meshdist.planner.step import AbstractStep, distribute
+from keras_meshdist.planner.topologies import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One mesh to be looked at.
+
+    Args:
+        build: what has `load()` and gives the function that builds the model.
+        topology: `Topology`.
+        axes: tuple of pairs of str and int, the mesh in order.
+        batch: int, or shapes.
+        seq: int or `None`.
+        layout: `"auto"`, `"fsdp"`, or what has `load()`.
+        dtype: str, a dtype policy, or `None` for what the caller has.
+        kind: str, `"train"`, `"test"` or `"predict"`.
+    """
+
+    build: object
+    topology: Topology
+    axes: tuple[tuple[str, int], ...]
+    batch: object
+    seq: int | None = None
+    layout: object = "auto"
+    dtype: str | None = None
+    kind: str = "train"
+
+
+def figures(job):
+    """Compiles a step for one mesh, and counts.
+
+    Args:
+        job: `Job`.
+
+    Returns:
+        Dict of what `json` takes; `error` is a message, or `None`. With an
+        error of which the user should know the place, `traceback` has it.
+    """
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = _figures(job)
+        found["notes"] += sorted(
+            {str(w.message) for w in said if "layout rule" in str(w.message)}
+        )
+        return found
+    except RefusedError as error:
+        return {
+            "axes": job.axes,
+            "error": str(error),
+            "used": error.used,
+            "available": error.available,
+        }
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        if not isinstance(error, ValueError | RuntimeError):
+            text = f"{type(error).__name__}: {text}"
+        return {
+            "axes": job.axes,
+            "error": text,
+            "traceback": traceback.format_exc(),
+        }
+
+
+def _figures(job):
+    if job.dtype is not None:
+        keras.config.set_dtype_policy(job.dtype)
+    devices = job.topology.devices()
+    mesh = make_mesh(dict(job.axes), devices)
+    build = job.build.load()
+    step = AbstractStep(build, job.batch, job.seq, job.kind)
+    layout = job.layout
+    layout = layout.load() if hasattr(layout, "load") else layout
+    distribution = distribute(step.model, mesh, layout)
+    lowered = step.lower(distribution)
+    names = [v.path for v in variables_of(step.model)]
+    found, is_new = compiled(lowered, job.topology, mesh, names)
+    program = parse(found["text"])
+    collectives = collectives_of(program, mesh.axis_names, mesh.shape)
+    coords = [_coords(device) for device in mesh.devices.flat]
+    slices = [getattr(d, "slice_index", 0) for d in mesh.devices.flat]
+    network = Network(job.topology.chip, job.topology.grid, coords, slices)
+    rows, tokens = rows_of(step.data)
+    hosts = process_ids(jax_mesh(mesh))
+    result = {
+        "axes": [list(axis) for axis in job.axes],
+        "bytes": _bytes(step, found["memory"]),
+        "flops": int(found["cost"]["flops"]),
+        "collectives": summed(collectives),
+        "feeds": {
+            str(host): [int(row) for row in distribution.feed_rows(rows, host)]
+            for host in sorted({int(host) for host in hosts.flat})
+        },
+        "coords": coords,
+        "hosts": [int(host) for host in hosts.flat],
+        "slices": slices,
+        "rings": _rings(network, mesh),
+        "rows": rows,
+        "tokens": tokens,
+        "notes": [
+            f"the loop {name!r} runs an unknown number of times, and counts "
+            "once"
+            for name in program.loops_of_unknown_length
+        ],
+        "error": None,
+        "compiled": is_new,
+    }
+    result.update(_times(job.topology, found, program, collectives, network))
+    return result
+
+
+def _coords(device):
+    return [int(c) for c in getattr(device, "coords", (device.id,))]
+
+
+def _bytes(step, memory):
+    """Bytes on a chip, by the compiler, and counted from shapes."""
+    model = step.model
+    optimizer = getattr(model, "optimizer", None)
+    sizes = {
+        "arguments_unpadded": step.argument_bytes,
+        "weights": _shards(model.weights),
+        "optimizer": _shards(optimizer.variables if optimizer else ()),
+        "gradients": _shards(model.trainable_variables),
+    }
+    peak = (
+        memory["arguments"]
+        + memory["outputs"]
+        - memory["alias"]
+        + memory["temporaries"]
+        + memory["code"]
+    )
+    return {**memory, "peak": peak, **sizes}
+
+
+def _shards(variables):
+    return sum(
+        math.prod(v.value.sharding.shard_shape(tuple(v.shape)))
+        * v.value.dtype.itemsize
+        for v in variables
+    )
+
+
+def _times(topology, found, program, collectives, network):
+    """The estimate, and of what it consists, in seconds."""
+    chip = topology.chip
+    seconds = {c.name: network.exchange(c).seconds for c in collectives}
+    spent = schedule.Walk(program, chip.clock, seconds).step()
+    hbm = found["cost"]["bytes"] / chip.hbm_bandwidth
+    peak = found["cost"]["flops"] / chip.peak_flops
+    if not spent.compute:
+        # A compiler that estimates no cycles.
+        spent = dataclasses.replace(spent, compute=max(hbm, peak))
+    by_axes = {}
+    for c in collectives:
+        name = ",".join(c.axes) or "none"
+        by_axes[name] = by_axes.get(name, 0.0) + seconds[c.name] * c.count
+    return {
+        "step_seconds": spent.total,
+        "parts": {
+            "compute": spent.compute,
+            "exposed_collectives": spent.exposed,
+            "hidden_collectives": max(0.0, spent.exchange - spent.exposed),
+            "hbm_traffic": hbm,
+            "at_peak_flops": peak,
+        },
+        "collective_seconds": by_axes,
+    }
+
+
+def _rings(network, mesh):
+    """How the devices along each mesh axis lie in the grid of chips."""
+    places = np.arange(mesh.devices.size).reshape(mesh.shape)
+    found = {}
+    for number, name in enumerate(mesh.axis_names):
+        lines = np.moveaxis(places, number, -1).reshape(-1, mesh.shape[number])
+        groups = tuple(tuple(int(p) for p in line) for line in lines)
+        found[name] = dataclasses.asdict(network.ring(groups))
+    return found

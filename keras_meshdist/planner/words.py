@@ -1,0 +1,125 @@
+"""What a plan means, in plain words."""
+
+import itertools
+
+# Estimates closer than this are no difference.
+_SAME = 0.01
+
+
+def of_report(report):
+    """Returns the sentences about a report, as a list of str."""
+    lines = []
+    fitting = [mesh for mesh in report.meshes if mesh.fits]
+    if len(fitting) > 1:
+        lines.append(_first_and_second(*fitting[:2]))
+    elif not fitting and any(not mesh.error for mesh in report.meshes):
+        nearest = next(m for m in report.meshes if not m.error)
+        over = nearest.bytes["peak"] - report.hbm_bytes
+        lines.append(
+            f"No mesh fits. {nearest.name} comes nearest: it takes "
+            f"{over / 2**30:.2f} GiB more than a chip has."
+        )
+    lines += _same_for_the_compiler(fitting)
+    for mesh in report.meshes:
+        lines += [f"{mesh.name}: {note}." for note in mesh.notes]
+        if mesh.error:
+            lines.append(f"{mesh.name}: {mesh.error}")
+    if fitting and report.claimed:
+        lines.append(
+            "Times are estimates: the compiler's cycles, and collectives over "
+            "the links they use; those that it begins early run beside what "
+            "stands between beginning and end, all others are waited for."
+        )
+    elif fitting:
+        lines.append(
+            "Times on virtual CPU devices serve to compare meshes with each "
+            "other; they are no estimate of anything."
+        )
+    return lines
+
+
+def _first_and_second(first, second):
+    gain = second.step_seconds / first.step_seconds - 1
+    if gain < _SAME:
+        return (
+            f"{first.name} and {second.name} take equally long by the estimate."
+        )
+    reasons = []
+    for part, text in (
+        ("compute", "a chip computes {:.3g} ms less"),
+        ("exposed_collectives", "it waits {:.3g} ms less for other chips"),
+    ):
+        less = second.parts[part] - first.parts[part]
+        if less > 0.1 * (second.step_seconds - first.step_seconds):
+            reasons.append(text.format(less * 1e3))
+    more = _heaviest_axes(second)
+    text = (
+        f"{first.name} is {gain:.0%} faster than {second.name} by the "
+        f"estimate: {' and '.join(reasons) or 'in sum of all parts'}."
+    )
+    if more:
+        text += f" The latter exchanges most over {more}."
+    return text
+
+
+def _heaviest_axes(mesh):
+    """The axes over which a mesh moves the most bytes, in words."""
+    moved = {}
+    for c in mesh.collectives:
+        axes = "/".join(c["axes"])
+        moved[axes] = moved.get(axes, 0) + c["bytes"] * c["count"]
+    moved.pop("", None)
+    if not moved:
+        return ""
+    axes = max(moved, key=moved.get)
+    return f"the axis {axes!r} ({moved[axes] / 2**20:.4g} MiB a step)"
+
+
+def _same_for_the_compiler(meshes):
+    """Sentences about axis orders between which the compiler sees nothing."""
+    lines = []
+    for one, other in itertools.combinations(meshes, 2):
+        if sorted(one.axes) != sorted(other.axes) or not _equal(one, other):
+            continue
+        lines.append(
+            f"Between {one.name} and {other.name} the compiler sees no "
+            f"difference. {_physical(one, other)}"
+        )
+    return lines
+
+
+def _equal(one, other):
+    """Whether two programs compute and exchange the same."""
+
+    def exchanged(mesh):
+        found = {}
+        for c in mesh.collectives:
+            key = c["kind"], c["bytes"], tuple(sorted(c["axes"]))
+            found[key] = found.get(key, 0) + c["count"]
+        return found
+
+    return (
+        one.flops == other.flops
+        and one.bytes["peak"] == other.bytes["peak"]
+        and exchanged(one) == exchanged(other)
+    )
+
+
+def _physical(one, other):
+    differ = []
+    for axis, _ in one.axes:
+        if one.rings[axis] != other.rings[axis]:
+            differ.append(
+                f"along {axis!r} the chips {_lie(one.rings[axis])} in the "
+                f"first and {_lie(other.rings[axis])} in the second"
+            )
+    if one.feeds != other.feeds:
+        differ.append("hosts feed other rows")
+    if not differ:
+        return "Neither do rings, hosts or input differ."
+    return f"What differs is physical: {'; '.join(differ)}."
+
+
+def _lie(ring):
+    where = "are neighbours" if ring["neighbours"] else "aren't neighbours"
+    return f"{where} in a closed ring" if ring["rings"] else where
