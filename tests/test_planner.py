@@ -9,7 +9,8 @@ import pytest
 from parameterized import parameterized
 from rich.console import Console
 
-from keras_meshdist.planner import network, program, schedule
+import keras_meshdist as kmd
+from keras_meshdist.planner import blocks, depth, network, program, schedule
 from keras_meshdist.planner.candidates import as_axes, candidate_meshes
 from keras_meshdist.planner.chips import CHIPS
 from keras_meshdist.planner.collectives import (
@@ -20,6 +21,7 @@ from keras_meshdist.planner.collectives import (
 from keras_meshdist.planner.groups import axes_of_groups, replica_groups
 from keras_meshdist.planner.report import MeshPlan, ranked
 from keras_meshdist.planner.topologies import topology_of
+from tests import plans
 
 # A loop that turns five times, a gather that is begun and ended apart, an
 # exchange within an asynchronous operation, and a permutation.
@@ -134,6 +136,10 @@ class TestProgram:
         [
             ("jit(train_step)/jvp(gemma)/block_0/attention/dot", "gemma/block"),
             ("jit(train_step)/transpose(jvp(seq))/dense_1/dot", "seq/dense_1"),
+            (
+                "jit(train_step)/jvp(gru)/while/body/closed_call/cell/d",
+                "gru/cell",
+            ),
             ("jit(train_step)/add", ""),
             ("", ""),
         ]
@@ -428,3 +434,122 @@ def _printed(report):
     console = Console(width=2000, file=io.StringIO())
     console.print(report)
     return console.file.getvalue()
+
+
+class TestBlocks:
+    @parameterized.expand(
+        [
+            ("one_kind", plans.deep, 12, 1),
+            ("two_kinds", plans.alternating, 6, 2),
+            ("another_first", lambda: plans.deep((512, *[1024] * 5)), 5, 1),
+            (
+                "three_kinds",
+                lambda: plans.deep((512, 1024, 2048) * 3),
+                3,
+                3,
+            ),
+        ]
+    )
+    def test_are_found(self, name, build, units, period):
+        found = blocks.find_blocks(kmd.abstract(build))
+        assert (found.units, found.period) == (units, period)
+        assert all(isinstance(b, plans.Block) for b in found.layers), name
+
+    def test_none(self):
+        assert blocks.find_blocks(kmd.abstract(plans.dense)) is None
+
+    def test_what_is_left_out_has_no_variables(self):
+        model = plans.deep((32,) * 6)
+        found = blocks.find_blocks(model)
+        kept = sum(len(block.variables) for block in found.layers[:2])
+        others = len(model.variables) - 3 * kept
+        blocks.keep_units(found, 2)
+        assert len(model.variables) == others + kept
+        alone = plans.deep((32,) * 2)
+        for mine, its in zip(model.variables, alone.variables, strict=True):
+            if "seed" not in mine.path:
+                mine.assign(its)
+        rows = np.arange(128).reshape(2, 64)
+        assert np.array_equal(
+            model.predict(rows, verbose=0), alone.predict(rows, verbose=0)
+        )
+
+
+def shallow(depth, temporaries, collectives=(), units=10):
+    sizes = {
+        "arguments": 100 + 10 * depth,
+        "outputs": 50 + 5 * depth,
+        "alias": 40 + 4 * depth,
+        "temporaries": temporaries,
+        "code": 1 + depth,
+        "peak": 0,
+    }
+    return {
+        "bytes": sizes,
+        "flops": 1000 + 100 * depth,
+        "parts": {"compute": 1.0 + 0.5 * depth},
+        "step_seconds": 2.0 + 0.5 * depth,
+        "collectives": list(collectives),
+        "notes": [],
+        "units": units,
+        "too_large": "though the shallow one isn't",
+    }
+
+
+def gather(size, count, source="block_*"):
+    return {
+        "kind": "all-gather",
+        "bytes": size,
+        "axes": ["fsdp"],
+        "count": count,
+        "source": source,
+    }
+
+
+class TestDepth:
+    def test_which(self):
+        known = {1: shallow(1, 70)}
+        assert depth.depths_to_compile(known) == [2, 3]
+        known |= {2: shallow(2, 90), 3: shallow(3, 110)}
+        assert depth.depths_to_compile(known) == []
+        known[3] = shallow(3, 95)
+        assert depth.depths_to_compile(known) == [4]
+        known[4] = shallow(4, 96)
+        assert depth.depths_to_compile(known) == []
+
+    def test_even_growth(self):
+        known = {d: shallow(d, 50 + 20 * d) for d in (1, 2, 3)}
+        found = depth.extrapolated(known)
+        assert found["bytes"] == {
+            **{"arguments": 200, "outputs": 100, "alias": 80, "code": 11},
+            **{"temporaries": 250, "peak": 481},
+        }
+        assert found["flops"] == 2000
+        assert found["step_seconds"] == 7.0
+        assert found["parts"] == {"compute": 6.0}
+        assert found["temporaries_range"] == [250, 250]
+        assert found["too_large"] is None
+
+    def test_uneven_growth_is_a_range(self):
+        grown = {1: 70, 2: 90, 3: 95, 4: 96}
+        known = {d: shallow(d, t) for d, t in grown.items()}
+        found = depth.extrapolated(known)
+        # By the last block, and by that before it.
+        assert found["temporaries_range"] == [96 + 6, 96 + 6 * 5]
+        assert found["bytes"]["temporaries"] == 126
+        assert any("don't grow evenly" in note for note in found["notes"])
+
+    def test_collectives_grow_in_number(self):
+        known = {
+            d: shallow(d, 50, [gather(64, 3 * d), gather(7, 2, "head")])
+            for d in (1, 2, 3)
+        }
+        found = depth.extrapolated(known)["collectives"]
+        assert found == [gather(64, 30), gather(7, 2, "head")]
+
+    def test_collectives_that_are_put_together_grow_in_size(self):
+        known = {
+            d: shallow(d, 50, [gather(100 + 8 * d, 1, "")]) for d in (1, 2, 3)
+        }
+        found = depth.extrapolated(known)["collectives"]
+        assert found == [gather(180, 1, "")]

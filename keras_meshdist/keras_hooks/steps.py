@@ -135,3 +135,30 @@ def looking_like(devices):
     finally:
         for name, function in real.items():
             setattr(jax, name, function)
+
+
+def sublayers(layer):
+    """Returns the layers that a layer holds itself, in their order."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def leave_out(layer):
+    """Makes a layer of a model that isn't compiled yet one that does nothing.
+
+    It has no variables any more, and returns its first argument. Keras (3.7 to
+    3.16) collects a model's variables from these lists of its layers.
+    """
+    for name in (
+        "_trainable_variables",
+        "_non_trainable_variables",
+        "_seed_generators",
+        "_metrics",
+        "_layers",
+    ):
+        vars(layer)[name] = []
+    set_call(layer, lambda first, *args, **kwargs: first)
+
+
+def set_call(layer, call):
+    """Lets a layer call a function, with the arguments that it has."""
+    vars(layer)["call"] = call

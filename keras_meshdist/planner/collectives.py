@@ -22,6 +22,7 @@ KINDS = (
 )
 _START = "-start"
 # Steps of a path in a traced function that aren't layers.
+_LOOP = ("while", "body")
 _WRAPPERS = re.compile(r"^(?:jit|jvp|transpose|vmap|pmap|remat|checkpoint)\b")
 
 
@@ -130,24 +131,30 @@ def layer_path(op_name):
             part = part[part.index("(") + 1 : -1]
             if part in ("train_step", "test_step", "predict_step"):
                 part = ""
-        if part and not _WRAPPERS.match(part):
+        if part and part != "closed_call" and not _WRAPPERS.match(part):
             names.append(part)
+        if tuple(names[-2:]) == _LOOP:
+            del names[-2:]
     return "/".join(names)
 
 
-def summed(collectives):
+def summed(collectives, blocks=()):
     """Returns what a report lists: equal collectives together.
 
     Args:
         collectives: list of `Collective`.
+        blocks: dict from the name of a block to one for all that are alike.
+            Defaults to none.
 
     Returns:
         List of dicts with `kind`, `bytes` of each, `axes`, `count` in a step
         and `source`; those that move the most first.
     """
     counts = collections.Counter()
+    blocks = dict(blocks)
     for c in collectives:
-        counts[c.kind, c.bytes, c.axes, c.source] += c.count
+        names = [blocks.get(name, name) for name in c.source.split("/")]
+        counts[c.kind, c.bytes, c.axes, "/".join(names)] += c.count
     order = sorted(counts.items(), key=lambda i: (-i[0][1] * i[1], i[0]))
     return [
         {

@@ -8,6 +8,7 @@ import sys
 from rich.console import Console
 
 from keras_meshdist.options import parse_axes
+from keras_meshdist.planner import words
 from keras_meshdist.planner.plan import plan
 from keras_meshdist.planner.sources import HubModel, Named
 
@@ -85,6 +86,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         help="with --hub: JSON with the arguments of its backbone",
     )
     parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="compile deep models as a whole, which takes long",
+    )
+    parser.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - prints it"
     )
     parser.set_defaults(command=_run)
@@ -103,6 +109,7 @@ def _run(options: argparse.Namespace) -> int:
             dtype=options.dtype,
             slices=options.slices,
             chips_per_host=options.chips_per_host,
+            whole=options.whole,
             verbose=options.json != "-",
         )
     except (ValueError, RuntimeError) as error:
@@ -111,9 +118,15 @@ def _run(options: argparse.Namespace) -> int:
         print(report.to_json())
     elif options.json:
         pathlib.Path(options.json).write_text(report.to_json())
-    if all(mesh.error for mesh in report.meshes):
-        errors = dict.fromkeys(mesh.error for mesh in report.meshes)
-        return _failed("; ".join(errors))
+    if all(mesh.error or mesh.too_large for mesh in report.meshes):
+        return _failed(
+            "; ".join(
+                dict.fromkeys(
+                    mesh.error or words.too_large(mesh, report.hbm_bytes)
+                    for mesh in report.meshes
+                )
+            )
+        )
     return 0
 
 

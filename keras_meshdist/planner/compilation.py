@@ -2,32 +2,19 @@
 
 import importlib.metadata
 import os
-import re
 
 from keras_meshdist.planner import cache
 from keras_meshdist.planner.libtpu import first_line
 
 # What changes the compiler's work from outside.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_LARGEST = re.compile(
-    r"Size: ([\d.]+[KMGT]?)\s*\n(?:\s*Operator: op_name=\"([^\"]*)\")?"
-)
+# libtpu then finishes a program that a chip has no memory for.
+_EVEN_IF_TOO_LARGE = {"xla_tpu_no_crash_on_oom": "true"}
+_TOO_LARGE = "RESOURCE_EXHAUSTED"
 
 
 class RefusedError(Exception):
-    """The compiler refuses a program.
-
-    Args:
-        message: str, in plain words.
-        used: int, bytes of a chip's memory that the program takes, or `None`.
-        available: int, bytes that there are, or `None`.
-    """
-
-    def __init__(self, message, used=None, available=None):
-        super().__init__(message)
-        self.used, self.available = used, available
+    """The compiler refuses a program."""
 
 
 def compiled(lowered, topology, mesh, names):
@@ -41,11 +28,12 @@ def compiled(lowered, topology, mesh, names):
             them, though its text doesn't.
 
     Returns:
-        Tuple of a dict with the program's `text` and the compiler's `memory`
-        and `cost`, and whether it was compiled now.
+        Tuple of a dict with the program's `text`, the compiler's `memory` and
+        `cost`, and `too_large`, what it says if a chip has no memory for it;
+        and whether it was compiled now.
 
     Raises:
-        RefusedError: if the compiler refuses.
+        RefusedError: if the compiler refuses it for another reason.
     """
     key = cache.key_of(
         lowered.as_text(),
@@ -59,10 +47,17 @@ def compiled(lowered, topology, mesh, names):
     found = cache.load(key)
     if found is not None:
         return found, False
+    too_large = None
     try:
         program = lowered.compile()
     except Exception as error:
-        raise refused(error) from error
+        if topology.is_virtual or _TOO_LARGE not in str(error):
+            raise refused(error) from error
+        too_large = _plain(error)
+        try:
+            program = lowered.compile(compiler_options=_EVEN_IF_TOO_LARGE)
+        except Exception as again:
+            raise refused(again) from error
     memory = program.memory_analysis()
     cost = program.cost_analysis() or {}
     found = {
@@ -78,6 +73,7 @@ def compiled(lowered, topology, mesh, names):
             "flops": float(cost.get("flops", 0)),
             "bytes": float(cost.get("bytes accessed", 0)),
         },
+        "too_large": too_large,
     }
     cache.store(key, found)
     return found, True
@@ -85,25 +81,21 @@ def compiled(lowered, topology, mesh, names):
 
 def refused(error):
     """Returns a `RefusedError` that says in plain words what is wrong."""
-    text = str(error)
-    match = _USED.search(text)
-    if match:
-        used = float(match[1]) * _UNITS[match[2]]
-        available = float(match[3]) * _UNITS[match[4]]
-        largest = [
-            f"{size}iB{f' ({name})' if name else ''}"
-            for size, name in _LARGEST.findall(text)[:3]
-        ]
-        return RefusedError(
-            f"out of memory at compile time: {used / 2**30:.2f} GiB of "
-            f"{available / 2**30:.2f} GiB on each chip"
-            + (f"; the largest: {', '.join(largest)}" if largest else ""),
-            int(used),
-            int(available),
-        )
+    if _TOO_LARGE in str(error):
+        return RefusedError(f"out of memory at compile time: {_plain(error)}")
     return RefusedError(
         f"the compiler refuses: {type(error).__name__}: {first_line(error)}"
     )
+
+
+def _plain(error):
+    """The compiler's words about memory, in one line."""
+    text = str(error).partition(_TOO_LARGE)[2].lstrip(": ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    largest = [
+        line for line in lines if line.startswith(("Size:", "Operator:"))
+    ][:4]
+    return " ".join([*lines[:1], *largest]).rstrip(".")
 
 
 def _place(device):

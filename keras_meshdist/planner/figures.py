@@ -11,6 +11,7 @@ import numpy as np
 from keras_meshdist.abstract import variables_of
 from keras_meshdist.mesh import jax_mesh, make_mesh, process_ids
 from keras_meshdist.planner import schedule
+from keras_meshdist.planner.blocks import Cut
 from keras_meshdist.planner.collectives import collectives_of, summed
 from keras_meshdist.planner.compilation import RefusedError, compiled
 from keras_meshdist.planner.example import rows_of
@@ -18,6 +19,9 @@ from keras_meshdist.planner.network import Network
 from keras_meshdist.planner.program import parse
 from keras_meshdist.planner.step import AbstractStep, distribute
 from keras_meshdist.planner.topologies import Topology
+
+# Variables that are named where a program is too large.
+_LISTED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Job:
         layout: `"auto"`, `"fsdp"`, or what has `load()`.
         dtype: str, a dtype policy, or `None` for what the caller has.
         kind: str, `"train"`, `"test"` or `"predict"`.
+        units: int, of the model's repeated blocks those that are kept; `None`
+            for the whole model.
     """
 
     build: object
@@ -43,6 +49,7 @@ class Job:
     layout: object = "auto"
     dtype: str | None = None
     kind: str = "train"
+    units: int | None = None
 
 
 def figures(job):
@@ -55,39 +62,37 @@ def figures(job):
         Dict of what `json` takes; `error` is a message, or `None`. With an
         error of which the user should know the place, `traceback` has it.
     """
+    cut = Cut(job.units)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            found = _figures(job)
+            found = _figures(job, cut)
         found["notes"] += sorted(
             {str(w.message) for w in said if "layout rule" in str(w.message)}
         )
         return found
     except RefusedError as error:
-        return {
-            "axes": job.axes,
-            "error": str(error),
-            "used": error.used,
-            "available": error.available,
-        }
+        text, place = str(error), None
     except Exception as error:
         text = str(error).strip() or type(error).__name__
         if not isinstance(error, ValueError | RuntimeError):
             text = f"{type(error).__name__}: {text}"
-        return {
-            "axes": job.axes,
-            "error": text,
-            "traceback": traceback.format_exc(),
-        }
+        place = traceback.format_exc()
+    return {
+        "axes": job.axes,
+        "error": text,
+        "traceback": place,
+        "units": cut.units,
+    }
 
 
-def _figures(job):
+def _figures(job, cut):
     if job.dtype is not None:
         keras.config.set_dtype_policy(job.dtype)
     devices = job.topology.devices()
     mesh = make_mesh(dict(job.axes), devices)
     build = job.build.load()
-    step = AbstractStep(build, job.batch, job.seq, job.kind)
+    step = AbstractStep(build, job.batch, job.seq, job.kind, cut)
     layout = job.layout
     layout = layout.load() if hasattr(layout, "load") else layout
     distribution = distribute(step.model, mesh, layout)
@@ -105,7 +110,8 @@ def _figures(job):
         "axes": [list(axis) for axis in job.axes],
         "bytes": _bytes(step, found["memory"]),
         "flops": int(found["cost"]["flops"]),
-        "collectives": summed(collectives),
+        "collectives": summed(collectives, cut.blocks),
+        "units": cut.units,
         "feeds": {
             str(host): [int(row) for row in distribution.feed_rows(rows, host)]
             for host in sorted({int(host) for host in hosts.flat})
@@ -121,6 +127,8 @@ def _figures(job):
             "once"
             for name in program.loops_of_unknown_length
         ],
+        "largest": _largest(variables_of(step.model)),
+        "too_large": found["too_large"],
         "error": None,
         "compiled": is_new,
     }
@@ -153,11 +161,19 @@ def _bytes(step, memory):
 
 
 def _shards(variables):
-    return sum(
-        math.prod(v.value.sharding.shard_shape(tuple(v.shape)))
-        * v.value.dtype.itemsize
-        for v in variables
-    )
+    return sum(map(_shard, variables))
+
+
+def _shard(variable):
+    value = variable.value
+    shape = value.sharding.shard_shape(value.shape)
+    return math.prod(shape) * value.dtype.itemsize
+
+
+def _largest(variables):
+    """The variables that take the most on a device, with their bytes."""
+    order = sorted(variables, key=_shard, reverse=True)[:_LISTED]
+    return [[variable.path, _shard(variable)] for variable in order]
 
 
 def _times(topology, found, program, collectives, network):

@@ -1,18 +1,10 @@
 """`plan`: every mesh compiled and ranked, for chips that aren't there."""
 
-import contextlib
-
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
-from keras_meshdist.planner import libtpu, pool
+from keras_meshdist.planner import libtpu
 from keras_meshdist.planner.candidates import as_axes, candidate_meshes
+from keras_meshdist.planner.compiling import compile_all
 from keras_meshdist.planner.figures import Job
 from keras_meshdist.planner.report import MeshPlan, ranked
 from keras_meshdist.planner.sources import travelling
@@ -30,6 +22,7 @@ def plan(
     step="train",
     slices=None,
     chips_per_host=None,
+    whole=False,
     verbose=True,
 ):
     """Compiles a model's training step for chips that need not be there.
@@ -67,6 +60,9 @@ def plan(
         step: str, `"train"`, `"test"` or `"predict"`. Defaults to `"train"`.
         slices: int, number of slices. Defaults to 1.
         chips_per_host: int, 1, 4 or 8. Defaults to what the topology has.
+        whole: bool, whether to compile deep models as a whole. Of a model with
+            many blocks that are alike only a few are compiled else, and its
+            figures are extrapolated. Defaults to `False`.
         verbose: bool, whether to print the report, and a progress bar on
             standard error. Defaults to `True`.
 
@@ -93,7 +89,7 @@ def plan(
         Job(build, chips, mesh, batch, seq, layout, dtype, step)
         for mesh in axes
     ]
-    found = _answers(jobs, verbose)
+    found = compile_all(jobs, verbose, whole)
     report = ranked(
         chips.name,
         chips.chip.hbm_bytes,
@@ -117,35 +113,7 @@ def mesh_plan(found, hbm_bytes):
     }
     return MeshPlan(
         axes,
-        **{**known, "fits": found["bytes"]["peak"] <= hbm_bytes},
+        fits=not found["too_large"] and found["bytes"]["peak"] <= hbm_bytes,
+        **known,
         notes=tuple(found["notes"]),
     )
-
-
-def _answers(jobs, verbose):
-    found = [None] * len(jobs)
-    names = [
-        ", ".join(f"{axis}={size}" for axis, size in job.axes) for job in jobs
-    ]
-    progress = Progress(
-        TextColumn("compiling {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not verbose,
-        transient=True,
-    )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(progress)
-        bar = progress.add_task("", total=len(jobs))
-        under_way = []
-        for number, answer in pool.answers(jobs):
-            if answer is None:
-                under_way.append(names[number])
-            else:
-                under_way.remove(names[number])
-                found[number] = answer
-                progress.advance(bar)
-            progress.update(bar, description=" | ".join(under_way))
-    return found

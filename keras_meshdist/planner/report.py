@@ -52,7 +52,12 @@ class MeshPlan:
             grid of chips and close to `rings`, or cross slices.
         coords: list, where each device of the mesh stands in the grid.
         hosts: list of int, the host of each device of the mesh.
-        notes: list of str, what else is to be known.
+        temporaries_range: list of two int, if they were extrapolated: the
+            least and the most that temporaries may be; `bytes` has the most.
+        largest: list of pairs, the variables that take the most, and bytes.
+        too_large: str, what the compiler says if a chip has no memory for the
+            program, or `None`.
+        notes: tuple of str, what else is to be known.
     """
 
     axes: tuple
@@ -69,6 +74,9 @@ class MeshPlan:
     rings: dict | None = None
     coords: list | None = None
     hosts: list | None = None
+    temporaries_range: list | None = None
+    largest: list | None = None
+    too_large: str | None = None
     notes: tuple = ()
 
     @property
@@ -133,20 +141,23 @@ class PlanReport:
     def __rich__(self):
         gib = 2**30
         table = Table(
-            title=f"{self.topology}: {self.hbm_bytes / gib:.2f} GiB a chip"
+            title=f"{self.topology}: {self.hbm_bytes / gib:.2f} GiB a chip",
+            caption="GiB of a chip in all, of which arguments and temporaries; "
+            "estimated ms of a step, of which waiting for other chips; part of "
+            "the chips' peak",
         )
         table.add_column("mesh", no_wrap=True)
         for column in (
             "fits",
             "GiB",
-            "arguments",
-            "temporaries",
-            "step, ms",
+            "args",
+            "temps",
+            "ms",
             "waits",
             "tokens/s",
-            "of peak",
+            "peak",
         ):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
         for mesh in self.meshes:
             if mesh.error:
                 table.add_row(Text(mesh.name), Text("error", "red"))

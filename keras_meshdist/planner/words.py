@@ -22,6 +22,9 @@ def of_report(report):
     lines += _same_for_the_compiler(fitting)
     for mesh in report.meshes:
         lines += [f"{mesh.name}: {note}." for note in mesh.notes]
+        if mesh.too_large:
+            text = too_large(mesh, report.hbm_bytes)
+            lines.append(f"{mesh.name}: {text}.")
         if mesh.error:
             lines.append(f"{mesh.name}: {mesh.error}")
     if fitting and report.claimed:
@@ -36,6 +39,17 @@ def of_report(report):
             "other; they are no estimate of anything."
         )
     return lines
+
+
+def too_large(mesh, hbm_bytes):
+    """Says in plain words why the compiler refuses a program."""
+    gib = 2**30
+    largest = ", ".join(f"{p} {s / gib:.2f} GiB" for p, s in mesh.largest)
+    return (
+        f"out of memory at compile time: {mesh.bytes['peak'] / gib:.2f} GiB on "
+        f"each chip, which has {hbm_bytes / gib:.2f} GiB; the largest "
+        f"variables: {largest}; the compiler says: {mesh.too_large}"
+    )
 
 
 def _first_and_second(first, second):

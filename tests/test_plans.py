@@ -1,0 +1,295 @@
+"""Plans that are compiled; those for TPUs need libtpu."""
+
+import gzip
+import importlib.util
+import itertools
+import json
+import math
+import re
+
+import pytest
+
+import keras_meshdist as kmd
+from keras_meshdist import cli
+from tests import plans
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="compiling for a TPU takes libtpu: pip install keras-meshdist[plan]",
+)
+_COLLECTIVE = re.compile(
+    r"= (\S.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|"
+    r"collective-permute)(?:-start)?\("
+)
+_SIZES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "keras_meshdist" / "plans"
+
+
+def texts(folder):
+    """What the compiler printed of the programs that were compiled."""
+    return [
+        json.loads(gzip.decompress(path.read_bytes()))["text"]
+        for path in sorted(folder.glob("*.gz"))
+    ]
+
+
+def counted(text):
+    """Number and bytes of the collectives in a program without loops.
+
+    The bytes of the results; of a gather that is begun apart, whose shape has
+    both, the result is what comes last.
+    """
+    number = size = 0
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if not match:
+            continue
+        number += 1
+        arrays = re.findall(
+            r"(\w+)\[([\d,]*)\]", re.sub(r"{.*?}", "", match[1])
+        )
+        if "all-gather-start" in line or "collective-permute-start" in line:
+            arrays = arrays[1:2]
+        if "reduce-scatter" in line:
+            raise ValueError("its operand would have to be found")
+        size += sum(
+            _SIZES[dtype] * math.prod(int(d) for d in dims.split(",") if d)
+            for dtype, dims in arrays
+        )
+    return number, size
+
+
+def run(capsys, *argv):
+    """Runs the command line; returns its status and what it says is wrong."""
+    status = cli.main(["plan", *argv])
+    return status, " ".join(capsys.readouterr().err.split())
+
+
+class TestErrors:
+    def test_unknown_topology(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:dense", "--topology", "v5e-9", "--batch", "8"),
+        )
+        assert status == 2
+        assert "Received: topology='v5e-9'. Nearest: ['v5e-8'" in text
+
+    def test_mesh_that_doesn_t_multiply(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:dense", "--topology", "cpu:8", "--batch", "8"),
+            *("--mesh", "model=3,batch=2"),
+        )
+        assert status == 2
+        assert "Received: model=3,batch=2 for 8 chips" in text
+
+    def test_no_such_function(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:nothing", "--topology", "cpu:8", "--batch", "8"),
+        )
+        assert status == 2
+        assert "'tests.plans:nothing'" in text
+
+    def test_two_models(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:dense", "--topology", "cpu:8", "--batch", "8"),
+            *("--hub", "GemmaCausalLM"),
+        )
+        assert status == 2
+        assert "One model is planned" in text
+
+    @pytest.mark.parametrize(
+        ("version", "message"),
+        [
+            (None, "Received: none installed"),
+            ("0.0.1", "libtpu 0.0.1 with JAX"),
+        ],
+    )
+    def test_libtpu(self, capsys, monkeypatch, version, message):
+        from keras_meshdist.planner import libtpu
+
+        real = libtpu.importlib.metadata.version
+
+        def version_of(package):
+            if package != "libtpu":
+                return real(package)
+            if version is None:
+                raise libtpu.importlib.metadata.PackageNotFoundError
+            return version
+
+        monkeypatch.setattr(libtpu.importlib.metadata, "version", version_of)
+        monkeypatch.setattr(libtpu, "needed_version", lambda: "0.0.42.*")
+        status, text = run(
+            capsys,
+            *("tests.plans:dense", "--topology", "v5e-8", "--batch", "8"),
+        )
+        assert status == 2
+        assert message in text
+        assert "pip install 'jax[tpu]==" in text
+
+
+@pytest.mark.extra
+class TestOnVirtualDevices:
+    def test_raising_function(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:raising", "--topology", "cpu:2", "--batch", "8"),
+            *("--mesh", "batch=2"),
+        )
+        assert status == 2
+        assert "KeyError: 'no such preset'" in text
+        assert "Traceback" not in text
+
+    def test_model_that_isn_t_compiled(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:uncompiled", "--topology", "cpu:2", "--batch", "8"),
+            *("--mesh", "batch=2"),
+        )
+        assert status == 2
+        assert "without an optimizer" in text
+
+    def test_plan(self, cache):
+        report = kmd.plan(
+            lambda: plans.dense(),
+            topology="cpu:4",
+            batch=6,
+            meshes=[{"batch": 4}, {"batch": 2, "model": 2}, {"model": 4}],
+            layout=lambda mesh: plans.over_columns(mesh),
+            verbose=False,
+        )
+        found = {mesh.axes: mesh for mesh in report.meshes}
+        only_rows, both = (("batch", 4),), (("batch", 2), ("model", 2))
+        # The layout's axes aren't in these meshes.
+        assert "'model'" in found[only_rows].error
+        assert found[(("model", 4),)].error
+        assert found[both].error is None
+        kernels = 4 * (1024 * 4096 * 2 // 2 + 1024 * 16)
+        biases = 4 * (4096 + 1024 + 16)
+        assert found[both].bytes["weights"] == kernels + biases
+        assert found[both].feeds == {"0": [0, 1, 2, 3, 4, 5]}
+        assert len(texts(cache)) == 1
+
+
+@needs_libtpu
+@pytest.mark.extra
+class TestForTpu:
+    def test_every_axis_order(self, cache):
+        """13 rows, every order, and no chip has more than its share."""
+        one = kmd.plan(
+            plans.dense,
+            topology="v5e-1",
+            batch=16,
+            meshes=[{"batch": 1}],
+            verbose=False,
+        )
+        (alone,) = one.meshes
+        shapes = [(4, 2), (2, 4)]
+        meshes = [
+            dict(zip(names, shape, strict=True))
+            for shape, names in itertools.product(
+                shapes, itertools.permutations(("model", "batch"))
+            )
+        ]
+        report = kmd.plan(
+            plans.dense,
+            topology="v5e:2x4",
+            batch=13,
+            meshes=meshes,
+            verbose=False,
+        )
+        for mesh in report.meshes:
+            assert mesh.error is None
+            assert mesh.fits
+            axes = dict(mesh.axes)
+            # The products are shared by all; each updates its own weights,
+            # by two operations an element.
+            updates = alone.bytes["weights"] // 4 * 2
+            share = (alone.flops - updates) / 8
+            share += mesh.bytes["weights"] // 4 * 2
+            assert mesh.flops < 1.05 * share
+            assert mesh.rows == 13
+            # Two hosts of 2 x 2 chips: all rows are fed, whichever feeds them.
+            fed = set().union(*map(set, mesh.feeds.values()))
+            assert fed == set(range(13))
+            weights = 4 * (
+                (1024 * 4096 * 2 + 1024 * 16 + 4096) // axes["model"]
+                + 1024
+                + 16
+            )
+            rows = -(-13 // axes["batch"])
+            batch = rows * 4 * (1024 + 1)
+            assert mesh.bytes["weights"] == pytest.approx(weights, rel=0.001)
+            assert mesh.bytes["arguments_unpadded"] == pytest.approx(
+                weights + batch, rel=0.001
+            )
+            assert mesh.bytes["arguments"] >= mesh.bytes["arguments_unpadded"]
+        self._all_collectives_are_there([*report.meshes, alone], cache)
+
+    def _all_collectives_are_there(self, meshes, cache):
+        listed = sorted(
+            (
+                sum(c["count"] for c in mesh.collectives),
+                sum(c["count"] * c["bytes"] for c in mesh.collectives),
+            )
+            for mesh in meshes
+        )
+        assert listed == sorted(map(counted, texts(cache)))
+        assert sum(number for number, _ in listed) > 4
+
+    def test_loop(self, cache):
+        """What is in a loop of twelve turns counts twelve times."""
+        report = kmd.plan(
+            plans.recurrent,
+            topology="v5e:2x4",
+            batch=8,
+            meshes=[{"batch": 2, "model": 4}],
+            verbose=False,
+        )
+        (mesh,) = report.meshes
+        assert mesh.error is None
+        assert mesh.notes == ()
+        (text,) = texts(cache)
+        bodies = re.findall(r"while\(.*?body=%?([\w.\-]+)", text)
+        # Forwards and backwards.
+        assert len(bodies) == 2
+        number = counted(text)[0]
+        for body in bodies:
+            inside = text[text.index(f"\n%{body} (") + 1 :]
+            inside = inside[: inside.index("\n}")]
+            assert counted(inside)[0] > 0
+            number += 11 * counted(inside)[0]
+        assert sum(c["count"] for c in mesh.collectives) == number
+
+    def test_too_large(self, capsys):
+        status, text = run(
+            capsys,
+            *("tests.plans:huge", "--topology", "v5e-1", "--batch", "8"),
+        )
+        assert status == 2
+        assert "out of memory at compile time" in text
+        assert "which has 15.75 GiB" in text
+        assert "sequential/wide/kernel 64.00 GiB" in text
+
+    def test_again_from_the_cache(self, cache):
+        def plan():
+            return kmd.plan(
+                plans.dense,
+                topology="v5e-4",
+                batch=8,
+                meshes=[{"batch": 4}],
+                verbose=False,
+            ).to_json()
+
+        first = plan()
+        (path,) = cache.glob("*.gz")
+        before = path.stat().st_mtime_ns
+        assert plan() == first
+        assert path.stat().st_mtime_ns == before
