@@ -470,9 +470,7 @@ class TestBlocks:
             if "seed" not in mine.path:
                 mine.assign(its)
         rows = np.arange(128).reshape(2, 64)
-        assert np.array_equal(
-            model.predict(rows, verbose=0), alone.predict(rows, verbose=0)
-        )
+        assert np.array_equal(model(rows), alone(rows))
 
 
 def shallow(depth, temporaries, collectives=(), units=10):

@@ -293,3 +293,45 @@ class TestForTpu:
         before = path.stat().st_mtime_ns
         assert plan() == first
         assert path.stat().st_mtime_ns == before
+
+    @pytest.mark.full
+    @pytest.mark.parametrize("build", [plans.deep, plans.alternating])
+    def test_deep_model_from_shallow_ones(self, build):
+        def plan(whole):
+            (mesh,) = kmd.plan(
+                build,
+                topology="v5e:2x4",
+                batch=16,
+                meshes=[{"fsdp": 2, "model": 4}],
+                whole=whole,
+                verbose=False,
+            ).meshes
+            assert mesh.error is None
+            return mesh
+
+        few, all_of_it = plan(False), plan(True)
+        assert any("extrapolated" in note for note in few.notes)
+        assert not all_of_it.notes
+        for part in ("arguments", "arguments_unpadded", "outputs", "alias"):
+            assert few.bytes[part] == pytest.approx(
+                all_of_it.bytes[part], rel=0.01
+            )
+        assert few.flops == pytest.approx(all_of_it.flops, rel=0.01)
+        low, high = few.temporaries_range
+        temporaries = all_of_it.bytes["temporaries"]
+        assert 0.95 * low <= temporaries <= 1.05 * high
+
+        def exchanged(mesh):
+            found = {}
+            for c in mesh.collectives:
+                key = c["kind"], tuple(c["axes"])
+                number, size = found.get(key, (0, 0))
+                found[key] = (
+                    number + c["count"],
+                    size + c["count"] * c["bytes"],
+                )
+            return found
+
+        assert exchanged(few).keys() == exchanged(all_of_it).keys()
+        for key, figures in exchanged(all_of_it).items():
+            assert exchanged(few)[key] == pytest.approx(figures, rel=0.01), key
