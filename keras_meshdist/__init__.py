@@ -16,7 +16,7 @@ from keras_meshdist.distribution import DataParallel, ModelParallel
 from keras_meshdist.joining import initialize
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
-from keras_meshdist.planner import MeshPlan, PlanReport, plan
+from keras_meshdist.planner import MeshPlan, PlanReport, plan, remat_blocks
 from keras_meshdist.predictions import local_predictions
 from keras_meshdist.reports import inspect
 from keras_meshdist.weights import distribute_model
@@ -42,6 +42,7 @@ __all__ = [
     "local_predictions",
     "make_mesh",
     "plan",
+    "remat_blocks",
     "restore",
 ]
 

@@ -7,6 +7,11 @@ import contextlib
 import contextvars
 
 import jax
+from keras.src.backend.common import masking
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
 
 _slots = contextvars.ContextVar("slots_of_optimizers", default=None)
 
@@ -162,3 +167,32 @@ def leave_out(layer):
 def set_call(layer, call):
     """Lets a layer call a function, with the arguments that it has."""
     vars(layer)["call"] = call
+
+
+def traced_values(variables):
+    """Returns the values of variables in a traced step, or `None`.
+
+    As they are, and not in the dtype of the computation.
+    """
+    if not in_stateless_scope():
+        return None
+    scope = get_stateless_scope()
+    values = [scope.get_current_value(v) for v in variables]
+    return None if any(value is None for value in values) else values
+
+
+def collects_losses():
+    """Whether what layers add to the loss is collected."""
+    return get_stateless_scope().collect_losses
+
+
+def mask_of(array):
+    """Returns the mask that Keras has attached to an array, or `None`."""
+    return masking.get_keras_mask(array)
+
+
+def with_mask(array, mask):
+    """Attaches a mask to an array, as Keras does (3.7 to 3.16)."""
+    if mask is not None:
+        masking.set_keras_mask(array, mask)
+    return array
