@@ -98,3 +98,8 @@ def deep(widths=(1024,) * 12):
 
 def alternating():
     return deep((1024, 512) * 6)
+
+
+def wide():
+    """Too much for one chip of v5e, unless activations are recomputed."""
+    return deep((2**15,) * 6)

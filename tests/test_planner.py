@@ -1,5 +1,6 @@
 """Plans: names, programs' text, and arithmetic; nothing is compiled here."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -551,3 +552,41 @@ class TestDepth:
         }
         found = depth.extrapolated(known)["collectives"]
         assert found == [gather(180, 1, "")]
+
+
+def full_mesh_plan():
+    plan = mesh_plan((("batch", 2), ("model", 4)), 90, 0.2, 0.1)
+    more = {"weights": 1, "optimizer": 1, "code": 1}
+    return dataclasses.replace(
+        plan,
+        bytes=plan.bytes | more,
+        parts=plan.parts | {"hidden_collectives": 0.05},
+        coords=[[x, y, 0] for x in range(2) for y in range(4)],
+        hosts=[0, 0, 0, 0, 1, 1, 1, 1],
+        collectives=[gather(2**20, 3, "a<b")],
+        feeds={"0": [0, 1], "1": []},
+    )
+
+
+class TestPictures:
+    def test_page_needs_nothing_else(self):
+        text = ranked("v5e-8", 100, [full_mesh_plan()]).to_html()
+        assert text.count('src="data:image/png;base64,') == 3
+        assert "http" not in text
+        assert "a&lt;b" in text
+        assert "none: padding only" in text
+
+    def test_page_with_errors_only(self):
+        failed = MeshPlan((("batch", 8),), error="it's <wrong>")
+        text = ranked("v5e-8", 100, [failed]).to_html()
+        assert "it&#x27;s &lt;wrong&gt;" in text
+        assert "<img" not in text
+
+    def test_files(self, tmp_path):
+        report = ranked("v5e-8", 100, [full_mesh_plan()])
+        paths = report.save_pictures(tmp_path / "new")
+        assert [path.name for path in paths] == [
+            *("memory.png", "time.png", "grid.png")
+        ]
+        for path in paths:
+            assert path.read_bytes().startswith(b"\x89PNG")

@@ -86,12 +86,31 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         help="with --hub: JSON with the arguments of its backbone",
     )
     parser.add_argument(
+        "--remat",
+        action="store_true",
+        help="compute the model's blocks again for gradients, as "
+        "kmd.remat_blocks does",
+    )
+    parser.add_argument(
+        "--no-suggestions",
+        action="store_true",
+        help="don't look for a change if no mesh fits",
+    )
+    parser.add_argument(
         "--whole",
         action="store_true",
         help="compile deep models as a whole, which takes long",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - prints it"
+    )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write the report as one page with pictures",
+    )
+    parser.add_argument(
+        "--pictures", metavar="FOLDER", help="save the pictures as PNG"
     )
     parser.set_defaults(command=_run)
 
@@ -109,7 +128,9 @@ def _run(options: argparse.Namespace) -> int:
             dtype=options.dtype,
             slices=options.slices,
             chips_per_host=options.chips_per_host,
+            remat=options.remat,
             whole=options.whole,
+            suggest=not options.no_suggestions,
             verbose=options.json != "-",
         )
     except (ValueError, RuntimeError) as error:
@@ -118,6 +139,10 @@ def _run(options: argparse.Namespace) -> int:
         print(report.to_json())
     elif options.json:
         pathlib.Path(options.json).write_text(report.to_json())
+    if options.html:
+        pathlib.Path(options.html).write_text(report.to_html())
+    if options.pictures:
+        report.save_pictures(options.pictures)
     if all(mesh.error or mesh.too_large for mesh in report.meshes):
         return _failed(
             "; ".join(

@@ -17,9 +17,11 @@ from keras_meshdist.planner.compilation import RefusedError, compiled
 from keras_meshdist.planner.example import rows_of
 from keras_meshdist.planner.network import Network
 from keras_meshdist.planner.program import parse
+from keras_meshdist.planner.remat import remat_blocks
 from keras_meshdist.planner.step import AbstractStep, distribute
 from keras_meshdist.planner.topologies import Topology
 
+LORA_RANK = 8
 # Variables that are named where a program is too large.
 _LISTED = 3
 
@@ -37,6 +39,10 @@ class Job:
         layout: `"auto"`, `"fsdp"`, or what has `load()`.
         dtype: str, a dtype policy, or `None` for what the caller has.
         kind: str, `"train"`, `"test"` or `"predict"`.
+        changes: tuple of str, what else is done to the model: `"remat"`, to
+            rematerialize its blocks, `"lora"`, to train low-rank additions to
+            the weights of its backbone only, and `"sequence"`, to split the
+            sequence over the model axis.
         units: int, of the model's repeated blocks those that are kept; `None`
             for the whole model.
     """
@@ -49,6 +55,7 @@ class Job:
     layout: object = "auto"
     dtype: str | None = None
     kind: str = "train"
+    changes: tuple[str, ...] = ()
     units: int | None = None
 
 
@@ -92,10 +99,19 @@ def _figures(job, cut):
     devices = job.topology.devices()
     mesh = make_mesh(dict(job.axes), devices)
     build = job.build.load()
-    step = AbstractStep(build, job.batch, job.seq, job.kind, cut)
+
+    def change(model):
+        if "lora" in job.changes:
+            model.backbone.enable_lora(LORA_RANK)
+        if "remat" in job.changes:
+            remat_blocks(model)
+        cut(model)
+
+    step = AbstractStep(build, job.batch, job.seq, job.kind, change)
     layout = job.layout
     layout = layout.load() if hasattr(layout, "load") else layout
-    distribution = distribute(step.model, mesh, layout)
+    sequence = "model" if "sequence" in job.changes else None
+    distribution = distribute(step.model, mesh, layout, sequence)
     lowered = step.lower(distribution)
     names = [v.path for v in variables_of(step.model)]
     found, is_new = compiled(lowered, job.topology, mesh, names)
@@ -129,6 +145,11 @@ def _figures(job, cut):
         ],
         "largest": _largest(variables_of(step.model)),
         "too_large": found["too_large"],
+        "blocks": bool(cut.blocks),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "has_backbone": hasattr(
+            getattr(step.model, "backbone", None), "enable_lora"
+        ),
         "error": None,
         "compiled": is_new,
     }

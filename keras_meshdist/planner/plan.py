@@ -8,6 +8,7 @@ from keras_meshdist.planner.compiling import compile_all
 from keras_meshdist.planner.figures import Job
 from keras_meshdist.planner.report import MeshPlan, ranked
 from keras_meshdist.planner.sources import travelling
+from keras_meshdist.planner.suggestions import suggested
 from keras_meshdist.planner.topologies import topology_of
 
 
@@ -22,7 +23,9 @@ def plan(
     step="train",
     slices=None,
     chips_per_host=None,
+    remat=False,
     whole=False,
+    suggest=True,
     verbose=True,
 ):
     """Compiles a model's training step for chips that need not be there.
@@ -60,9 +63,13 @@ def plan(
         step: str, `"train"`, `"test"` or `"predict"`. Defaults to `"train"`.
         slices: int, number of slices. Defaults to 1.
         chips_per_host: int, 1, 4 or 8. Defaults to what the topology has.
+        remat: bool, whether to rematerialize the model's blocks, as
+            `kmd.remat_blocks` does. Defaults to `False`.
         whole: bool, whether to compile deep models as a whole. Of a model with
             many blocks that are alike only a few are compiled else, and its
             figures are extrapolated. Defaults to `False`.
+        suggest: bool, whether to look for a change with which the model fits,
+            if no mesh does. Each is compiled. Defaults to `True`.
         verbose: bool, whether to print the report, and a progress bar on
             standard error. Defaults to `True`.
 
@@ -86,15 +93,26 @@ def plan(
     if layout not in ("auto", "fsdp"):
         layout = travelling(layout)
     jobs = [
-        Job(build, chips, mesh, batch, seq, layout, dtype, step)
+        Job(
+            *(build, chips, mesh, batch, seq, layout, dtype, step),
+            changes=("remat",) if remat else (),
+        )
         for mesh in axes
     ]
     found = compile_all(jobs, verbose, whole)
+    plans = [mesh_plan(figures, chips.chip.hbm_bytes) for figures in found]
+    suggestions = ()
+    if suggest and not any(mesh.fits for mesh in plans):
+        suggestions = suggested(jobs, found, verbose, whole)
     report = ranked(
         chips.name,
         chips.chip.hbm_bytes,
-        [mesh_plan(f, chips.chip.hbm_bytes) for f in found],
+        plans,
         not chips.is_virtual,
+        [
+            (words, mesh_plan(figures, chips.chip.hbm_bytes))
+            for words, figures in suggestions
+        ],
     )
     if verbose:
         Console().print(report)

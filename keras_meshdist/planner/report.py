@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 from rich.console import Group
 from rich.table import Table
@@ -107,12 +108,15 @@ class PlanReport:
         meshes: tuple of `MeshPlan`: those that fit, the fastest first, those
             that don't, the smallest first, and those with an error.
         claimed: bool, whether times are estimates of a real chip.
+        suggestions: tuple of pairs of str and `MeshPlan`, if no mesh fits:
+            changes that were compiled, in words, and what came of them.
     """
 
     topology: str
     hbm_bytes: int
     meshes: tuple[MeshPlan, ...]
     claimed: bool = True
+    suggestions: tuple = ()
 
     @property
     def best(self):
@@ -137,6 +141,44 @@ class PlanReport:
             },
             indent=1,
         )
+
+    def to_html(self):
+        """Returns the report as a page with pictures that needs no network.
+
+        Returns:
+            Str: memory by part against the chip's, the estimate by part, and
+            the best meshes on the grid of chips.
+        """
+        from keras_meshdist.planner import html
+
+        return html.page(self)
+
+    def save_pictures(self, folder):
+        """Saves the pictures of the page as PNG files.
+
+        Args:
+            folder: str or `pathlib.Path`; it is made if it isn't there.
+
+        Returns:
+            List of `pathlib.Path`: `memory.png`, `time.png`, and `grid.png` of
+            the first mesh.
+        """
+        from keras_meshdist.planner import charts
+
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = {
+            "memory": charts.memory_chart(self),
+            "time": charts.time_chart(self),
+        }
+        known = [mesh for mesh in self.meshes if not mesh.error]
+        if known:
+            figures["grid"] = charts.grid_chart(known[0])
+        paths = []
+        for name, figure in figures.items():
+            paths.append(folder / f"{name}.png")
+            paths[-1].write_bytes(charts.as_png(figure))
+        return paths
 
     def __rich__(self):
         gib = 2**30
@@ -186,7 +228,7 @@ def _json(mesh):
     return {**found, "error": mesh.error}
 
 
-def ranked(topology, hbm_bytes, meshes, claimed=True):
+def ranked(topology, hbm_bytes, meshes, claimed=True, suggestions=()):
     """Returns the `PlanReport` of meshes in any order."""
 
     def place(mesh):
@@ -197,4 +239,4 @@ def ranked(topology, hbm_bytes, meshes, claimed=True):
         return (0, mesh.step_seconds)
 
     order = tuple(sorted(meshes, key=place))
-    return PlanReport(topology, hbm_bytes, order, claimed)
+    return PlanReport(topology, hbm_bytes, order, claimed, tuple(suggestions))

@@ -104,7 +104,7 @@ class AbstractStep:
         )
 
 
-def distribute(model, mesh, layout="auto"):
+def distribute(model, mesh, layout="auto", sequence=None):
     """Returns the distribution of a model over a mesh.
 
     Args:
@@ -115,6 +115,8 @@ def distribute(model, mesh, layout="auto"):
             `"fsdp"`: `kmd.layouts.fsdp` over the axis of that name, else over
             all that split rows; or a function that takes the mesh and returns
             a layout map or a distribution.
+        sequence: str, the axis over which `"auto"` splits the sequence.
+            Defaults to `"sequence"`, if the mesh has it.
 
     Returns:
         `ModelParallel` of the package.
@@ -125,14 +127,13 @@ def distribute(model, mesh, layout="auto"):
     names = tuple(mesh.axis_names)
     rows = tuple(name for name in names if name in ROW_AXES) or names[:1]
     if layout == "auto":
-        found = layouts.auto(
-            model,
-            mesh,
-            **{
-                f"{axis}_axis": axis if axis in names else None
-                for axis in ("model", "fsdp", "sequence", "expert")
-            },
-        )
+        axes = {
+            f"{axis}_axis": axis if axis in names else None
+            for axis in ("model", "fsdp", "sequence", "expert")
+        }
+        if sequence is not None:
+            axes["sequence_axis"] = sequence
+        found = layouts.auto(model, mesh, **axes)
     elif layout == "fsdp":
         axis = "fsdp" if "fsdp" in names else rows
         found = layouts.fsdp(model, mesh, axis=axis)

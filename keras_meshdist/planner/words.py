@@ -19,6 +19,7 @@ def of_report(report):
             f"No mesh fits. {nearest.name} comes nearest: it takes "
             f"{over / 2**30:.2f} GiB more than a chip has."
         )
+    lines += [_suggestion(*pair) for pair in report.suggestions]
     lines += _same_for_the_compiler(fitting)
     for mesh in report.meshes:
         lines += [f"{mesh.name}: {note}." for note in mesh.notes]
@@ -39,6 +40,15 @@ def of_report(report):
             "other; they are no estimate of anything."
         )
     return lines
+
+
+def _suggestion(change, mesh):
+    if mesh.error:
+        return f"With {change} {mesh.name}: {mesh.error}"
+    return (
+        f"With {change} {mesh.name} takes {mesh.bytes['peak'] / 2**30:.2f} "
+        f"GiB a chip: it {'fits' if mesh.fits else 'does not fit'}."
+    )
 
 
 def too_large(mesh, hbm_bytes):
