@@ -11,6 +11,7 @@ from keras_meshdist.checkup.command import add_command as _add_doctor
 from keras_meshdist.mesh import make_mesh
 from keras_meshdist.options import named_function, parse_axes
 from keras_meshdist.planner import command as plan_command
+from keras_meshdist.planner import tune as tune_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="command")
     for add in (_add_demo, _add_run, _add_inspect, _add_doctor):
         add(commands)
-    for add in (plan_command.add_to,):
-        add(commands)
+    plan_command.add_to(commands)
+    tune_command.add_to(commands)
     options = parser.parse_args(argv)
     return options.command(options)
 

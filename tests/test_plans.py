@@ -335,3 +335,22 @@ class TestForTpu:
         assert exchanged(few).keys() == exchanged(all_of_it).keys()
         for key, figures in exchanged(all_of_it).items():
             assert exchanged(few)[key] == pytest.approx(figures, rel=0.01), key
+
+
+@pytest.mark.extra
+def test_tune(capsys):
+    status = cli.main(
+        [
+            *("tune", "tests.plans:dense", "--batch", "8", "--devices", "4"),
+            *("--mesh", "batch=4", "--mesh", "batch=2,model=2"),
+            *("--steps", "2"),
+        ]
+    )
+    text = capsys.readouterr().out
+    assert status == 0
+    table = text[text.index("A step, in milliseconds") :]
+    for name in ("batch=4", "batch=2, model=2"):
+        (line,) = [line for line in table.splitlines() if name in line]
+        estimated, measured = re.findall(r"[\d.]+(?=\s*│)", line)[-2:]
+        assert float(estimated) > 0
+        assert float(measured) > 0

@@ -35,8 +35,9 @@ def memory_chart(report):
         axes.barh(_names(meshes), sizes, left=left, color=colour, label=part)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     line = report.hbm_bytes / _GIB
-    axes.axvline(line, color="black", linestyle="--")
-    axes.text(line, -0.9, f" {line:.2f} GiB of HBM", va="center")
+    axes.axvline(
+        line, color="black", linestyle="--", label=f"a chip's {line:.2f} GiB"
+    )
     axes.set_xlabel("GiB of a chip")
     axes.invert_yaxis()
     _legend(figure, axes)
@@ -103,15 +104,15 @@ def grid_chart(mesh):
     coords = [(*c, 0, 0, 0)[:3] for c in mesh.coords]
     width, height, depth = (max(c[d] for c in coords) + 1 for d in range(3))
     figure = Figure(
-        figsize=(max(3, 0.75 * width * depth), max(2, 0.6 * height + 1)),
+        figsize=(max(5, 0.75 * width * depth), max(2, 0.6 * height + 1)),
         layout="constrained",
     )
     axes = figure.subplots()
-    colours = colormaps["tab20"]
+    colours = colormaps["tab10"]
     for place, (x, y, z), host in zip(places, coords, mesh.hosts, strict=True):
         corner = x + z * (width + 0.5), y
         axes.add_patch(
-            _square(corner, colours(host % 20)),
+            _square(corner, colours(host % 10)),
         )
         axes.text(
             corner[0] + 0.5,
@@ -126,7 +127,9 @@ def grid_chart(mesh):
     axes.set_aspect("equal")
     axes.set_axis_off()
     names = ", ".join(name for name, _ in mesh.axes)
-    axes.set_title(f"{mesh.name}: place along ({names}); a colour is a host")
+    axes.set_title(
+        f"place of each chip along ({names}); a colour is a host", fontsize=9
+    )
     return figure
 
 

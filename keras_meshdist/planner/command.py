@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
             verbose=options.json != "-",
         )
     except (ValueError, RuntimeError) as error:
-        return _failed(str(error))
+        return failed("plan", str(error))
     if options.json == "-":
         print(report.to_json())
     elif options.json:
@@ -144,20 +144,22 @@ def _run(options: argparse.Namespace) -> int:
     if options.pictures:
         report.save_pictures(options.pictures)
     if all(mesh.error or mesh.too_large for mesh in report.meshes):
-        return _failed(
+        return failed(
+            "plan",
             "; ".join(
                 dict.fromkeys(
                     mesh.error or words.too_large(mesh, report.hbm_bytes)
                     for mesh in report.meshes
                 )
-            )
+            ),
         )
     return 0
 
 
-def _failed(message: str) -> int:
+def failed(command: str, message: str) -> int:
+    """Says on standard error what is wrong, and returns the exit status."""
     Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(
-        f"meshdist plan: {message}"
+        f"meshdist {command}: {message}"
     )
     return _FAILED
 

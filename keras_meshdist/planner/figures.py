@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import os
 import traceback
 import warnings
 
 import keras
 import numpy as np
 
+from keras_meshdist import cluster
 from keras_meshdist.abstract import variables_of
 from keras_meshdist.mesh import jax_mesh, make_mesh, process_ids
 from keras_meshdist.planner import schedule
@@ -57,6 +59,25 @@ class Job:
     kind: str = "train"
     changes: tuple[str, ...] = ()
     units: int | None = None
+
+    def answer(self):
+        """Returns the figures; a process of the planner's own calls this."""
+        return figures(self)
+
+    def environment(self):
+        """The environment of a process that compiles for the topology."""
+        env = {
+            **os.environ,
+            "KERAS_BACKEND": "jax",
+            "JAX_PLATFORMS": "cpu",
+            "TPU_SKIP_MDS_QUERY": "1",
+            # Nobody's chips are used, so several processes may load libtpu.
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        if self.topology.is_virtual:
+            env.update(cluster.environment(self.topology.num_devices, env))
+        return env
 
 
 def figures(job):

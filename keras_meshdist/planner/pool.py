@@ -3,7 +3,6 @@
 import collections
 import concurrent.futures
 import json
-import os
 import pickle
 import queue
 import struct
@@ -25,7 +24,7 @@ def answers(jobs, at_a_time=AT_A_TIME):
     That a job has begun is yielded too.
 
     Args:
-        jobs: list of `Job`.
+        jobs: list of `Job`, or of what has `answer()` and `environment()`.
         at_a_time: int, processes that work at once. Defaults to 2.
 
     Yields:
@@ -51,7 +50,7 @@ def answers(jobs, at_a_time=AT_A_TIME):
                 if worker is None or not worker.is_free:
                     if worker is not None:
                         worker.end()
-                    worker = _Worker(job.topology)
+                    worker = _Worker(job.environment())
                 done.put((number, worker.answer(job)))
         except BaseException as error:
             done.put((None, error))
@@ -77,14 +76,14 @@ def answers(jobs, at_a_time=AT_A_TIME):
 class _Worker:
     """A process that answers jobs until it has compiled one."""
 
-    def __init__(self, topology):
+    def __init__(self, environment):
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "keras_meshdist.planner.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            env=environment(topology),
+            env=environment,
             # Ctrl-C is for the planner, which ends its processes itself.
             start_new_session=True,
         )
@@ -143,21 +142,3 @@ class _Worker:
             self._process.wait()
         self._process.stdout.close()
         self._said.close()
-
-
-def environment(topology):
-    """The environment of a process that compiles for a topology."""
-    env = {
-        **os.environ,
-        "KERAS_BACKEND": "jax",
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        # Nobody's chips are used, so several processes may load libtpu.
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    if topology.is_virtual:
-        from keras_meshdist.cluster import environment as virtual
-
-        env.update(virtual(topology.num_devices, env))
-    return env

@@ -24,10 +24,8 @@ def main():
     jax.config.update("jax_enable_x64", settings["x64"])
     keras.config.set_floatx(settings["floatx"])
     keras.config.set_dtype_policy(settings["dtype_policy"])
-    from keras_meshdist.planner.figures import figures
-
     while (job := _read(sys.stdin.buffer)) is not None:
-        found = figures(job)
+        found = job.answer()
         answers.write(json.dumps(found) + "\n")
         answers.flush()
         if found.get("compiled", True):
