@@ -60,6 +60,8 @@ def compiled(lowered, topology, mesh, names):
             raise refused(again) from error
     memory = program.memory_analysis()
     cost = program.cost_analysis() or {}
+    if isinstance(cost, list):
+        cost = cost[0]  # before JAX 0.4.39
     found = {
         "text": program.as_text(),
         "memory": {
