@@ -103,3 +103,20 @@ def alternating():
 def wide():
     """Too much for one chip of v5e, unless activations are recomputed."""
     return deep((2**15,) * 6)
+
+
+def named_inputs():
+    x = keras.Input((4,), name="x")
+    model = keras.Model({"x": x}, keras.layers.Dense(1, name="out")(x))
+    model.compile("sgd", "mse")
+    return model
+
+
+def open_length():
+    x = inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(32, 16, name="embedding")(x)
+    model = keras.Model(inputs, keras.layers.Dense(32, name="logits")(x))
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return model

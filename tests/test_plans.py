@@ -11,6 +11,9 @@ import pytest
 
 import keras_meshdist as kmd
 from keras_meshdist import cli
+from keras_meshdist.planner import sources
+from keras_meshdist.planner.figures import Job
+from keras_meshdist.planner.topologies import topology_of
 from tests import plans
 
 needs_libtpu = pytest.mark.skipif(
@@ -354,3 +357,73 @@ def test_tune(capsys):
         estimated, measured = re.findall(r"[\d.]+(?=\s*│)", line)[-2:]
         assert float(estimated) > 0
         assert float(measured) > 0
+
+
+class TestSteps:
+    """In this process, on the virtual devices of the tests."""
+
+    def answer(self, build, axes, batch=8, **settings):
+        job = Job(
+            sources.travelling(build),
+            topology_of("cpu:8"),
+            tuple(axes.items()),
+            batch,
+            **settings,
+        )
+        found = job.answer()
+        assert found["error"] is None, found["traceback"]
+        return found
+
+    def test_kinds_of_steps(self):
+        axes = {"batch": 8, "model": 1}
+        train, test, predict = (
+            self.answer(plans.dense, axes, kind=kind)
+            for kind in ("train", "test", "predict")
+        )
+        # Of the layers' products each chip makes those of one row; for the
+        # gradients about twice as many more.
+        once = 2 * (1024 * 4096 * 2 + 1024 * 16)
+        assert predict["flops"] == pytest.approx(once, rel=0.05)
+        assert test["flops"] == pytest.approx(once, rel=0.05)
+        assert train["flops"] > 2 * once
+        assert {c["axes"][0] for c in train["collectives"]} == {"batch"}
+        assert not predict["collectives"]
+
+    def test_weights_are_counted_as_they_lie(self):
+        whole = 4 * (1024 * 4096 * 2 + 1024 * 16)
+        rest = 4 * (4096 + 1024 + 16)
+        for axes in ({"batch": 8, "model": 1}, {"batch": 2, "model": 4}):
+            found = self.answer(plans.dense, axes)["bytes"]
+            model = axes["model"]
+            assert found["weights"] == pytest.approx(
+                whole / model + rest, rel=0.002
+            )
+        fsdp = self.answer(plans.dense, {"fsdp": 8})["bytes"]
+        assert fsdp["weights"] == pytest.approx(whole / 8 + rest, rel=0.02)
+
+    def test_batch_of_shapes(self):
+        batch = ({"x": (6, 4)}, ((6, 1), "float32"), (6,))
+        found = self.answer(plans.named_inputs, {"batch": 8}, batch)
+        assert found["rows"] == 6
+
+    @pytest.mark.parametrize(
+        ("build", "batch", "message"),
+        [
+            (plans.open_length, 8, "Give `seq`"),
+            (plans.dense, 0, "one row or more"),
+            (plans.dense, ((8, 1024),), "a tuple (x, y)"),
+            (plans.dense, ("rows", 3), "a shape and a dtype"),
+        ],
+    )
+    def test_batches_that_say_too_little(self, build, batch, message):
+        job = Job(
+            sources.travelling(build),
+            topology_of("cpu:8"),
+            (("batch", 8),),
+            batch,
+        )
+        assert message in job.answer()["error"]
+
+    def test_length_of_sequences(self):
+        found = self.answer(plans.open_length, {"batch": 8}, 8, seq=32)
+        assert found["tokens"] == 8 * 32
