@@ -112,6 +112,16 @@ class TestProgram:
         assert reduced[0]["axes"] == ["model"]
         assert json.loads(json.dumps(found)) == found
 
+    def test_blocks_that_are_alike_have_one_name(self):
+        text = KNOWN.replace(
+            "jvp(model)/dense/dot", "jvp(model)/block_7/norm_7/dot"
+        )
+        found = summed(
+            collectives_of(program.parse(text), ("batch", "model"), (2, 4)),
+            {"block_7": "block_*"},
+        )
+        assert "model/block_*/norm" in {c["source"] for c in found}
+
     @parameterized.expand(
         [
             ("f32[]", 4),
@@ -413,6 +423,7 @@ class TestReport:
         other.rings["model"]["neighbours"] = False
         text = _printed(ranked("v5e-8", 100, [one, other]))
         assert "the compiler sees no difference" in text
+        assert "What differs is physical" in text
         assert "along 'model' the chips are neighbours in the first" in text
 
     def test_why_the_first_is_faster(self):

@@ -23,6 +23,8 @@ KINDS = (
 _START = "-start"
 # Steps of a path in a traced function that aren't layers.
 _LOOP = ("while", "body")
+# What Keras puts behind the names of layers that have none of their own.
+_NUMBER = re.compile(r"_\d+$")
 _WRAPPERS = re.compile(r"^(?:jit|jvp|transpose|vmap|pmap|remat|checkpoint)\b")
 
 
@@ -138,6 +140,16 @@ def layer_path(op_name):
     return "/".join(names)
 
 
+def _of_any_block(source, blocks):
+    """A path in which blocks that are alike have one name, and theirs none."""
+    names, inside = [], False
+    for name in source.split("/"):
+        inside |= name in blocks
+        plain = _NUMBER.sub("", name) if inside else name
+        names.append(blocks.get(name, plain))
+    return "/".join(names)
+
+
 def summed(collectives, blocks=()):
     """Returns what a report lists: equal collectives together.
 
@@ -151,10 +163,9 @@ def summed(collectives, blocks=()):
         and `source`; those that move the most first.
     """
     counts = collections.Counter()
-    blocks = dict(blocks)
     for c in collectives:
-        names = [blocks.get(name, name) for name in c.source.split("/")]
-        counts[c.kind, c.bytes, c.axes, "/".join(names)] += c.count
+        source = _of_any_block(c.source, dict(blocks))
+        counts[c.kind, c.bytes, c.axes, source] += c.count
     order = sorted(counts.items(), key=lambda i: (-i[0][1] * i[1], i[0]))
     return [
         {

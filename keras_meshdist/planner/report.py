@@ -193,10 +193,10 @@ class PlanReport:
             "fits",
             "GiB",
             "args",
-            "temps",
+            "temp",
             "ms",
-            "waits",
-            "tokens/s",
+            "wait",
+            "tok/s",
             "peak",
         ):
             table.add_column(column, justify="right", no_wrap=True)
@@ -213,7 +213,7 @@ class PlanReport:
                 ),
                 f"~{mesh.step_seconds * 1e3:.3g}",
                 f"{mesh.parts['exposed_collectives'] * 1e3:.3g}",
-                f"{mesh.tokens_per_second:.3g}",
+                f"{mesh.tokens_per_second:.0f}",
                 f"{mesh.utilisation:.0%}",
             )
         return Group(table, *(Text(line) for line in words.of_report(self)))

@@ -1,5 +1,6 @@
 """What a plan means, in plain words."""
 
+import collections
 import itertools
 
 # Estimates closer than this are no difference.
@@ -21,8 +22,8 @@ def of_report(report):
         )
     lines += [_suggestion(*pair) for pair in report.suggestions]
     lines += _same_for_the_compiler(fitting)
+    lines += _notes(report.meshes)
     for mesh in report.meshes:
-        lines += [f"{mesh.name}: {note}." for note in mesh.notes]
         if mesh.too_large:
             text = too_large(mesh, report.hbm_bytes)
             lines.append(f"{mesh.name}: {text}.")
@@ -60,6 +61,19 @@ def too_large(mesh, hbm_bytes):
         f"each chip, which has {hbm_bytes / gib:.2f} GiB; the largest "
         f"variables: {largest}; the compiler says: {mesh.too_large}"
     )
+
+
+def _notes(meshes):
+    """Notes, each with the meshes that have it."""
+    found = collections.defaultdict(list)
+    for mesh in meshes:
+        for note in mesh.notes:
+            found[note].append(mesh.name)
+    return [
+        f"{'All' if len(names) == len(meshes) > 1 else '; '.join(names)}: "
+        f"{note}."
+        for note, names in found.items()
+    ]
 
 
 def _first_and_second(first, second):
@@ -107,7 +121,8 @@ def _same_for_the_compiler(meshes):
             continue
         lines.append(
             f"Between {one.name} and {other.name} the compiler sees no "
-            f"difference. {_physical(one, other)}"
+            "difference: the same operations, memory and collectives. "
+            f"{_physical(one, other)}"
         )
     return lines
 
@@ -122,9 +137,11 @@ def _equal(one, other):
             found[key] = found.get(key, 0) + c["count"]
         return found
 
+    # Not the code: addresses in it may be longer or shorter.
+    parts = ("arguments", "outputs", "alias", "temporaries")
     return (
         one.flops == other.flops
-        and one.bytes["peak"] == other.bytes["peak"]
+        and all(one.bytes[part] == other.bytes[part] for part in parts)
         and exchanged(one) == exchanged(other)
     )
 
