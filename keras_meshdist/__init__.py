@@ -13,6 +13,7 @@ from keras_meshdist.abstract import abstract
 from keras_meshdist.checkpoints.restoring import restore
 from keras_meshdist.checkup import doctor
 from keras_meshdist.distribution import DataParallel, ModelParallel
+from keras_meshdist.initial_values import skip_initializers
 from keras_meshdist.joining import initialize
 from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.mesh import make_mesh
@@ -44,6 +45,7 @@ __all__ = [
     "plan",
     "remat_blocks",
     "restore",
+    "skip_initializers",
 ]
 
 keras_hooks.install()

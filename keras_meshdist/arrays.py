@@ -1,4 +1,7 @@
-"""Rows of an array that are read when they are put on a device."""
+"""Parts of arrays that are read when they are put on a device."""
+
+import mmap
+import zlib
 
 import numpy as np
 
@@ -47,3 +50,51 @@ class ArrayRows:
         array.
         """
         return np.concatenate([self[:1], self[-1:]])
+
+
+class FileArray:
+    """An array in a file, of which each device's part is read for it.
+
+    Args:
+        mapped: `np.memmap` of a whole array.
+        dtype: dtype that it is to have.
+    """
+
+    # How many places of an array, and elements of each, tell it from others.
+    _PLACES, _ELEMENTS = 32, 1024
+
+    def __init__(self, mapped, dtype):
+        self._mapped = mapped
+        self.shape, self.ndim = mapped.shape, mapped.ndim
+        self.dtype = np.dtype(dtype)
+
+    @staticmethod
+    def takes(value):
+        """Whether a value is an array in a file, and not a part of one."""
+        return isinstance(value, np.memmap) and isinstance(
+            value.base, mmap.mmap
+        )
+
+    def __getitem__(self, index):
+        try:
+            return np.array(self._mapped[index], self.dtype)
+        finally:
+            self._leave()
+
+    def __array__(self, dtype=None, copy=None):
+        return self[...].astype(dtype or self.dtype, copy=False)
+
+    def digest(self):
+        """Returns a checksum of some of the elements, all over the array."""
+        flat = self._mapped.reshape(-1)
+        last = max(0, flat.size - self._ELEMENTS)
+        digest = zlib.crc32(f"{self.shape}{self._mapped.dtype}".encode())
+        for start in np.linspace(0, last, self._PLACES).astype(int):
+            some = np.array(flat[start : start + self._ELEMENTS])
+            digest = zlib.crc32(some.view(np.uint8).data, digest)
+        self._leave()
+        return digest
+
+    def _leave(self):
+        """Gives the memory back that was read into."""
+        self._mapped.base.madvise(mmap.MADV_DONTNEED)

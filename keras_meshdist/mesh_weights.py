@@ -3,7 +3,13 @@
 import keras
 import numpy as np
 
-from keras_meshdist import keras_hooks, predictions, saving, weights
+from keras_meshdist import (
+    initial_values,
+    keras_hooks,
+    predictions,
+    saving,
+    weights,
+)
 from keras_meshdist.layout import sharding_of
 
 
@@ -19,9 +25,14 @@ class MeshWeights(keras_hooks.HookedDistribution):
         saving.announce(self._board, f"{path} {name}" if path else name)
         return predictions.fetch(array)
 
+    def initialize_variable(self, variable, initializer):
+        keras_hooks.install_for_hub()
+        layout = self.get_variable_layout(variable)
+        return initial_values.initialize(variable, initializer, layout, self)
+
     def place_variable(self, variable, value, layout):
         if self._board is not None and weights.is_local(value):
-            self._assigned.note(variable.path, np.asarray(value))
+            self._assigned.note(variable.path, value)
         return weights.place(value, sharding_of(layout))
 
     def compare_assigned(self):
@@ -33,8 +44,29 @@ class MeshWeights(keras_hooks.HookedDistribution):
                 )
             )
 
-    def save(self, write, target):
-        return saving.save(self._board, write, target)
+    def ask(self, value, what):
+        return [value] if self._board is None else self._board.ask(value, what)
+
+    def save(self, write, target, among_others=False):
+        return saving.save(self._board, write, target, among_others)
+
+    def with_whole_values(self, model, function):
+        wholes = [
+            (v, v.value, keras_hooks.layout_given(v), self.value_to_save(v, ""))
+            for v in model.variables
+        ]
+        if not saving.writes():
+            return None
+        before = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            for variable, _, _, whole in wholes:
+                keras_hooks.set_value(variable, whole, None)
+            return function()
+        finally:
+            keras.distribution.set_distribution(before)
+            for variable, value, layout, _ in wholes:
+                keras_hooks.set_value(variable, value, layout)
 
     def save_files(self, path, write, take_part):
         return saving.save_files(self._board, path, write, take_part)

@@ -39,6 +39,7 @@ def save(
     board: agreement.Board | None,
     write: Callable[[Any], Any],
     target: Any,
+    among_others: bool = False,
 ) -> Any:
     """Saves on all processes; one writes, and all return when it has.
 
@@ -50,6 +51,7 @@ def save(
         write: function that saves to the path, or open file, that it is given.
         target: path, or a file that is open for writing. Processes with
             different paths write each, and so do all with open files.
+        among_others: whether the path is a folder in which other files stay.
 
     Returns:
         What `write` returns.
@@ -59,7 +61,7 @@ def save(
         RuntimeError: if another process failed.
     """
     if board is None or _writing.get() is not None:
-        return _write(write, target)
+        return _write(write, target, among_others)
     is_path = isinstance(target, (str, os.PathLike))
     path = str(target) if is_path else "an open file"
     with _all_or_none(board):
@@ -68,7 +70,9 @@ def save(
         writer = not is_path or first == coordination.process_id()
         token = _writing.set(writer)
         try:
-            return (_write if writer else _write_elsewhere)(write, target)
+            if writer:
+                return _write(write, target, among_others)
+            return _write_elsewhere(write, target)
         finally:
             _writing.reset(token)
 
@@ -162,12 +166,12 @@ def _all_or_none(board: agreement.Board) -> Iterator[None]:
     _talk(board, "end", "saving")
 
 
-def _write(write: Callable[[Any], Any], target: Any) -> Any:
+def _write(write: Callable[[Any], Any], target: Any, among_others=False) -> Any:
     is_path = isinstance(target, (str, os.PathLike))
     if not is_path or keras_hooks.is_remote_path(target):
         return write(target)
-    path = pathlib.Path(target)
-    if not path.parent.is_dir():
+    path = pathlib.Path(os.path.abspath(target))
+    if not among_others and not path.parent.is_dir():
         raise FileNotFoundError(
             "The folder that a file is saved in must exist. Received: "
             f"{str(path)!r}. Make {str(path.parent)!r} first."
@@ -175,15 +179,35 @@ def _write(write: Callable[[Any], Any], target: Any) -> Any:
     folder = path.parent / f".{path.name}.saving"
     # One that was left by a process that was killed.
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     try:
+        folder.mkdir(parents=among_others)
         result = write(str(folder / path.name))
+        if among_others:
+            _move_files(folder / path.name, path)
+            return result
         # What a file refers to is in place before it.
         for made in sorted(folder.iterdir(), key=lambda p: p.name == path.name):
             _move(made, path.parent / made.name)
         return result
+    except OSError as error:
+        text = (
+            "A file must be whole, or it isn't saved. Received: "
+            f"{str(path)!r}, which couldn't be written ({error}). What was "
+            "there before is unchanged."
+        )
+        number = [error.errno] if error.errno else []
+        raise OSError(*number, text) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move_files(made: pathlib.Path, path: pathlib.Path) -> None:
+    files = [file for file in made.rglob("*") if file.is_file()]
+    # What a file refers to is in place before it.
+    for file in sorted(files, key=lambda file: file.suffix == ".json"):
+        target = path / file.relative_to(made)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
 
 
 def _move(made: pathlib.Path, path: pathlib.Path) -> None:

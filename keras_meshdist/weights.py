@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from keras_meshdist import keras_hooks, predictions, verdicts
+from keras_meshdist.arrays import FileArray
 
 
 class Assigned:
@@ -19,10 +20,13 @@ class Assigned:
     def __init__(self):
         self._digests: dict[str, int] = {}
 
-    def note(self, path: str, value: np.ndarray) -> None:
-        """Keeps what is compared of a value."""
-        digest = zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
-        self._digests[path] = digest
+    def note(self, path: str, value: Any) -> None:
+        """Keeps what is compared of a value; of a file, samples."""
+        if isinstance(value, FileArray):
+            self._digests[path] = value.digest()
+            return
+        value = np.ascontiguousarray(value)
+        self._digests[path] = zlib.crc32(value.view(np.uint8).data)
 
     def take(self) -> tuple[tuple[str, int], ...]:
         """Returns paths and digests since the last time."""
@@ -69,13 +73,15 @@ def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Puts the value of a variable on devices, each its own part.
 
     Args:
-        value: NumPy or JAX array. If it doesn't lie on the devices of all
-            processes, it must be the same on each.
+        value: NumPy or JAX array, or `FileArray`. If it doesn't lie on the
+            devices of all processes, it must be the same on each.
         sharding: `jax.sharding.Sharding`.
 
     Returns:
         `jax.Array`.
     """
+    if isinstance(value, FileArray):
+        return _place_parts(value, sharding)
     if isinstance(value, jax.Array):
         if value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
@@ -89,6 +95,22 @@ def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         return jax.device_put(value, sharding)
     return jax.make_array_from_callback(
         value.shape, sharding, lambda index: value[index]
+    )
+
+
+def _place_parts(value, sharding):
+    """Reads each part once, and no more than one at a time."""
+    parts, arrays = {}, []
+    for device, index in sharding.addressable_devices_indices_map(
+        value.shape
+    ).items():
+        key = str(index)
+        if key not in parts:
+            parts[key] = value[index]
+        parts[key] = jax.device_put(parts[key], device)
+        arrays.append(parts[key])
+    return jax.make_array_from_single_device_arrays(
+        value.shape, sharding, arrays
     )
 
 

@@ -17,6 +17,7 @@ FILES = {
     "model": "model.keras",
     "pieces": "model.weights.json",
 }
+TUNED = ("lora", "int8")
 
 
 @contextlib.contextmanager
@@ -43,8 +44,10 @@ def distribution(name):
 
 
 def build(seed, dtype="float32", rate=0.2):
+    """`dtype` may also be "lora", or "int8", which is trained by LoRA."""
     import keras
 
+    kind, dtype = dtype, "float32" if dtype in TUNED else dtype
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
@@ -56,6 +59,10 @@ def build(seed, dtype="float32", rate=0.2):
         ],
         name="saved",
     )
+    if kind == "int8":
+        model.quantize("int8")
+    if kind in TUNED:
+        model.get_layer("up").enable_lora(4)
     model.compile("adam", "mse", metrics=["mae"])
     return model
 

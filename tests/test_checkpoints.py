@@ -24,10 +24,12 @@ needs_try_get = pytest.mark.skipif(
 COVERING = (
     ("float32", FOUR, "last", TWO, "fsdp"),
     ("bfloat16", ONE, "data", FOUR, "first"),
+    ("int8", TWO, "fsdp", ONE, "data"),
+    ("lora", ONE, "last", TWO, "first"),
 )
 REST = tuple(
     (dtype, processes, where, others, other)
-    for dtype in ("float32", "bfloat16")
+    for dtype in ("float32", "bfloat16", *saved.TUNED)
     for processes in (ONE, TWO, FOUR)
     for where, other in (("first", "fsdp"), ("last", "data"), ("data", "last"))
     for others in (ONE, TWO, FOUR)

@@ -149,7 +149,7 @@ def test_hooks_that_were_removed():
 
 @local_only
 def test_a_hook_that_does_not_fit(monkeypatch):
-    place, name, _, _ = keras_hooks._HOOKS[-1]
+    place, name, _, _ = keras_hooks.HOOKS[-1]
     monkeypatch.setattr(place, name, lambda self, other: None)
     check = checks.hooks([GPU])
     assert name in check.findings[0].message

@@ -24,16 +24,16 @@ def owners():
     """What each hook replaces, as it stands in Keras now."""
     return {
         (place, name): getattr(place, name)
-        for place, name, _, _ in keras_hooks._HOOKS
+        for place, name, _, _ in keras_hooks.HOOKS
     }
 
 
 def test_they_are_listed_and_documented(hooks):
     listed = [n for n in hooks.installed() if n.startswith("keras.")]
-    assert len(listed) == len(hooks._HOOKS)
+    assert len(listed) == len(hooks.HOOKS)
     for name in listed:
         assert name.startswith("keras.src.")
-    for _, name, wrapper, _ in hooks._HOOKS:
+    for _, name, wrapper, _ in hooks.HOOKS:
         text = inspect.getdoc(wrapper)
         assert name in text
         assert "Keras 3.7" in text
@@ -63,7 +63,7 @@ def test_random_numbers_do_not_depend_on_how_arrays_lie():
 def test_a_keras_that_has_changed_is_refused_whole(hooks, monkeypatch):
     hooks.remove()
     before = owners()
-    place, name, _, _ = hooks._HOOKS[-1]
+    place, name, _, _ = hooks.HOOKS[-1]
     monkeypatch.setattr(place, name, lambda self, other: None)
     before[place, name] = getattr(place, name)
     with pytest.raises(ImportError, match=r"(?s)doesn't fit Keras.*Nothing"):

@@ -51,9 +51,11 @@ ARROWS = {
     "agreement": ["coordination", "verdicts"],
     "heartbeat": ["agreement", "coordination"],
     "inputs": ["agreement", "datasets", "weights"],
-    "weights": ["keras_hooks", "predictions", "verdicts"],
+    "weights": ["arrays", "keras_hooks", "predictions", "verdicts"],
+    "initial_values": ["keras_hooks", "layout"],
     "saving": ["agreement", "coordination", "keras_hooks", "verdicts"],
     "mesh_weights": [
+        "initial_values",
         "keras_hooks",
         "layout",
         "predictions",
@@ -63,6 +65,7 @@ ARROWS = {
     "keras_hooks": ["arrays", "coordination", "scatters"],
     "positions": ["keras_hooks"],
     "checkpoints": [
+        "coordination",
         "keras_hooks",
         "layouts",
         "model_layout_map",
@@ -114,6 +117,7 @@ ARROWS = {
         "batches",
         "cluster",
         "distribution",
+        "initial_values",
         "keras_hooks",
         "layout",
         "layouts",

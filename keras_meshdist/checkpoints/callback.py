@@ -10,7 +10,7 @@ import jax
 import keras
 
 from keras_meshdist import keras_hooks
-from keras_meshdist.checkpoints import digests
+from keras_meshdist.checkpoints import digests, together
 from keras_meshdist.checkpoints.keys import variables_of
 from keras_meshdist.checkpoints.restoring import (
     best_step,
@@ -112,6 +112,7 @@ class Checkpoint(keras.callbacks.Callback):
                 "devices=jax.devices()[:1])`."
             )
         self._close()  # of a `fit` that failed
+        together.try_to_write(self._distribution, self.directory)
         self._store = Store(self.directory, self.asynchronous, create=True)
         self._metas = {}
         steps = self._store.steps()
@@ -150,12 +151,14 @@ class Checkpoint(keras.callbacks.Callback):
             self._first = self._restored = None
 
     def on_train_batch_end(self, batch, logs=None):
-        self._store.check()
         self._in_epoch = batch + 1
+        if isinstance(self._store.state(), Exception):
+            self._progress.leaving = True  # to raise, all at the same step
         leaves = self._progress.must_leave(jax.process_count() == 1)
         due = self.save_freq != "epoch" and self._is_due()
         if not (leaves or due):
             return
+        self._settle()
         # An epoch that has no step left can't be resumed.
         if not self._is_last():
             self._save(self._progress.within(self._in_epoch), logs)
@@ -163,7 +166,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._progress.end_epoch()
             self._save(self._progress.between(), None)
         if leaves:
-            self._store.wait()
+            self._settle()
             self._close()
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -183,7 +186,7 @@ class Checkpoint(keras.callbacks.Callback):
         keras_hooks.set_initial_epoch(self.model, None)
         if self._progress.trained != (self._saved or 0):
             self._save(self._progress.between(), logs)
-        self._store.wait()
+        self._settle()
         self._prune()
         self._close()
         if self._signal is not None:
@@ -217,8 +220,9 @@ class Checkpoint(keras.callbacks.Callback):
         step = self._progress.trained
         if self._saved == step:
             return
-        self._store.wait()
+        self._settle()
         self._prune()
+        together.try_to_write(self._distribution, self.directory)
         variables = variables_of(self.model)
         arrays = {key: v.value for key, v in variables.items()}
         value = (logs or {}).get(self.monitor)
@@ -238,6 +242,11 @@ class Checkpoint(keras.callbacks.Callback):
             self._metas[step],
         )
         self._saved = self._due_from = step
+        if not self.asynchronous:
+            self._settle()
+
+    def _settle(self):
+        together.settle(self._distribution, self._store)
 
     def _prune(self):
         """Deletes what isn't kept, now that the newest is whole."""

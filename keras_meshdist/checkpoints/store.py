@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from keras_meshdist import keras_hooks
+from keras_meshdist.checkpoints import votes
 
 # Of what is saved; what an older version can't read gets a higher number.
 FORMAT = 1
@@ -34,6 +35,7 @@ class Store:
         if not keras_hooks.is_remote_path(directory):
             directory = os.path.abspath(directory)
         self.directory = directory
+        self._failure: Exception | None = None
         if not create and not epath.Path(directory).is_dir():
             raise FileNotFoundError(
                 "Checkpoints must be in a directory that all processes see. "
@@ -41,10 +43,14 @@ class Store:
             )
         self._manager = self._ocp.CheckpointManager(
             directory,
+            handler_registry=votes.registry(self._ocp),
             options=self._ocp.CheckpointManagerOptions(
                 create=create,
                 cleanup_tmp_directories=create,
-                enable_async_checkpointing=asynchronous,
+                # Votes are taken in the background.
+                enable_async_checkpointing=(
+                    asynchronous or jax.process_count() > 1
+                ),
                 # Otherwise, if a directory can't be made, what is to write in
                 # it waits for minutes, also when the process ends.
                 async_options=self._ocp.AsyncOptions(
@@ -83,14 +89,18 @@ class Store:
             force=True,
         )
 
-    def check(self) -> None:
-        """Raises what went wrong in an asynchronous save."""
-        self._manager.check_for_errors()
-
-    def wait(self) -> None:
-        """Returns when all that was saved is whole."""
-        self._manager.wait_until_finished()
-        self._manager.check_for_errors()
+    def state(self) -> Exception | bool:
+        """Returns whether what was saved is whole, or what went wrong."""
+        if self._failure is None:
+            try:
+                if self._manager.is_saving_in_progress():
+                    self._manager.check_for_errors()
+                    return False
+                self._manager.wait_until_finished()
+                self._manager.check_for_errors()
+            except Exception as error:
+                self._failure = error
+        return True if self._failure is None else self._failure
 
     def delete(self, step: int) -> None:
         """Deletes a step."""

@@ -32,48 +32,19 @@ if Version(keras.__version__) < OLDEST_KERAS or (
         f"{jax.__version__}. Run: pip install -U keras jax."
     )
 
-from keras.src import backend  # noqa: E402
-from keras.src.backend.common.variables import Variable  # noqa: E402
-from keras.src.backend.jax import core as jax_core  # noqa: E402
-from keras.src.backend.jax import (  # noqa: E402
-    distribution_lib as jax_distribution,
-)
-from keras.src.backend.jax import nn as jax_nn  # noqa: E402
-from keras.src.backend.jax import trainer as jax_trainer  # noqa: E402
-from keras.src.callbacks.backup_and_restore import (  # noqa: E402
-    BackupAndRestore,
-)
-from keras.src.callbacks.callback_list import CallbackList  # noqa: E402
-from keras.src.distribution import distribution_lib  # noqa: E402
-from keras.src.legacy.saving import legacy_h5_format  # noqa: E402
-from keras.src.optimizers import base_optimizer  # noqa: E402
-from keras.src.saving import saving_lib  # noqa: E402
-from keras.src.trainers import data_adapters, epoch_iterator  # noqa: E402
-from keras.src.utils import file_utils  # noqa: E402
-
-from keras_meshdist.keras_hooks import (  # noqa: E402
-    callbacks,
-    lowering,
-    tensors,
-    training,
-    variables,
-)
+from keras_meshdist.keras_hooks import lowering  # noqa: E402
 from keras_meshdist.keras_hooks.access import (  # noqa: E402
     agree_on_seed,
     current_iterator,
     end_epoch,
     forget_functions,
-    forget_layout,
-    forget_value,
     input_structure,
     is_fitting,
     is_remote_path,
     layers_of,
-    layout_given,
     num_processes,
     random_seed,
     set_initial_epoch,
-    set_value,
     untouched_names,
     without_first_steps,
 )
@@ -82,24 +53,40 @@ from keras_meshdist.keras_hooks.names import (  # noqa: E402
     naming_outputs,
     output_of,
 )
+from keras_meshdist.keras_hooks.table import HOOKS, of_hub  # noqa: E402
 from keras_meshdist.keras_hooks.tensors import without_values  # noqa: E402
 from keras_meshdist.keras_hooks.training import making_adapter  # noqa: E402
+from keras_meshdist.keras_hooks.values import (  # noqa: E402
+    draw_seed,
+    forget_layout,
+    forget_value,
+    has_value,
+    is_symbolic,
+    layout_given,
+    seed_dtype,
+    set_no_value,
+    set_value,
+)
 from keras_meshdist.keras_hooks.variables import is_scattered  # noqa: E402
 
 __all__ = [
     "HookedDistribution",
     "agree_on_seed",
     "current_iterator",
+    "draw_seed",
     "end_epoch",
     "forget_functions",
     "forget_layout",
     "forget_value",
+    "has_value",
     "input_structure",
     "install",
+    "install_for_hub",
     "installed",
     "is_fitting",
     "is_remote_path",
     "is_scattered",
+    "is_symbolic",
     "layers_of",
     "layout_given",
     "making_adapter",
@@ -109,135 +96,14 @@ __all__ = [
     "output_of",
     "random_seed",
     "remove",
+    "seed_dtype",
     "set_initial_epoch",
+    "set_no_value",
     "set_value",
     "untouched_names",
     "without_first_steps",
     "without_values",
 ]
-
-# place, name, wrapper, parameters that Keras' own must begin with
-_HOOKS = (
-    (
-        jax_distribution,
-        "distribute_data_input",
-        training.distribute_data_input,
-        ("per_process_batch", "layout"),
-    ),
-    (
-        jax_trainer,
-        "_distribute_data",
-        training.distribute_data,
-        ("data", "layouts"),
-    ),
-    (
-        jax_trainer.JAXEpochIterator,
-        "_get_iterator",
-        training.get_iterator,
-        ("self",),
-    ),
-    (
-        data_adapters,
-        "get_data_adapter",
-        training.make_adapter,
-        ("x", "y"),
-    ),
-    (
-        epoch_iterator.EpochIterator,
-        "__init__",
-        training.count_batches,
-        ("self", "x"),
-    ),
-    (
-        epoch_iterator.EpochIterator,
-        "reset",
-        training.count_batches,
-        ("self",),
-    ),
-    (
-        epoch_iterator.EpochIterator,
-        "_enumerate_iterator",
-        training.enumerate_steps,
-        ("self",),
-    ),
-    (
-        jax_trainer.JAXTrainer,
-        "_make_function",
-        training.make_function,
-        ("self", "step_function", "concatenate_outputs"),
-    ),
-    (
-        jax_trainer.JAXTrainer,
-        "predict_on_batch",
-        training.predict_on_batch,
-        ("self", "x"),
-    ),
-    (
-        distribution_lib,
-        "distribute_tensor",
-        tensors.distribute_tensor,
-        ("tensor", "layout"),
-    ),
-    (
-        base_optimizer.BaseOptimizer,
-        "add_variable",
-        tensors.add_variable,
-        ("self", "shape"),
-    ),
-    (
-        base_optimizer.BaseOptimizer,
-        "add_variable_from_reference",
-        tensors.add_variable_from_reference,
-        ("self", "reference_variable"),
-    ),
-    (backend, "convert_to_numpy", tensors.convert_to_numpy, ("x",)),
-    (
-        jax_nn,
-        "dot_product_attention",
-        tensors.attention,
-        ("query", "key", "value"),
-    ),
-    (jax_nn, "conv", tensors.convolution, ("inputs", "kernel")),
-    (jax_nn, "depthwise_conv", tensors.convolution, ("inputs", "kernel")),
-    (jax_nn, "conv_transpose", tensors.convolution, ("inputs", "kernel")),
-    (
-        jax_core.Variable,
-        "_direct_assign",
-        variables.direct_assign,
-        ("self", "value"),
-    ),
-    (
-        jax_core.Variable,
-        "_convert_to_tensor",
-        variables.to_tensor,
-        ("self", "value", "dtype"),
-    ),
-    (Variable, "__array__", variables.to_array, ("self", "dtype")),
-    (saving_lib, "save_model", variables.save, ("model", "filepath")),
-    (saving_lib, "save_weights_only", variables.save, ("model", "filepath")),
-    (
-        legacy_h5_format,
-        "save_model_to_hdf5",
-        variables.save,
-        ("model", "filepath"),
-    ),
-    *(
-        (store, "__setitem__", variables.store_value, ("self", "key", "value"))
-        for name in ("H5Entry", "H5IOStore", "ShardedH5IOStore")
-        for store in [getattr(saving_lib, name, None)]
-        if hasattr(store, "__setitem__")
-    ),
-    (
-        saving_lib,
-        "is_memory_sufficient",
-        variables.is_memory_sufficient,
-        ("model",),
-    ),
-    (CallbackList, "__init__", callbacks.make_list, ("self", "callbacks")),
-    (BackupAndRestore, "_save_model", callbacks.back_up, ("self",)),
-    (BackupAndRestore, "on_train_end", callbacks.end_backup, ("self",)),
-    (file_utils, "makedirs", callbacks.make_folder, ("path",)),
-)
 
 # How to take away what is installed, by its dotted path.
 _undo = {}
@@ -254,20 +120,10 @@ def install():
     """
     if _undo:
         return
-    changed = misfits()
-    if changed:
-        raise ImportError(
-            f"This version of keras_meshdist doesn't fit Keras "
-            f"{keras.__version__}: {'; '.join(changed)}. Nothing was changed. "
-            "Install an older Keras or a newer keras_meshdist."
-        )
+    _check(HOOKS)
     primitives = lowering.primitives()
-    for place, name, wrapper, _ in _HOOKS:
-        original = getattr(place, name)
-        _undo[_path(place, name)] = functools.partial(
-            setattr, place, name, original
-        )
-        setattr(place, name, wrapper(original))
+    _replace(HOOKS)
+    install_for_hub()
     for name, primitive in primitives.items():
         _undo[f"jax._src.lax.slicing.{name}_p"] = functools.partial(
             lowering.unhook, primitive, lowering.hook(primitive)
@@ -283,10 +139,10 @@ def install():
         jax.config.update(_THREEFRY, True)
 
 
-def misfits():
+def misfits(hooks=HOOKS):
     """Returns a sentence for each hook that doesn't fit this Keras."""
     changed = []
-    for place, name, _, parameters in _HOOKS:
+    for place, name, _, parameters in hooks:
         found = getattr(place, name, None)
         signature = tuple(inspect.signature(found).parameters) if found else ()
         if signature[: len(parameters)] != parameters:
@@ -295,6 +151,33 @@ def misfits():
                 f"{signature or 'no such function'}"
             )
     return changed
+
+
+def install_for_hub():
+    """Installs the hooks on KerasHub, once it has been imported."""
+    hooks = of_hub() if _undo else ()
+    if hooks and _path(*hooks[0][:2]) not in _undo:
+        _check(hooks)
+        _replace(hooks)
+
+
+def _check(hooks):
+    changed = misfits(hooks)
+    if changed:
+        raise ImportError(
+            f"This version of keras_meshdist doesn't fit Keras "
+            f"{keras.__version__}: {'; '.join(changed)}. Nothing was changed. "
+            "Install an older Keras or a newer keras_meshdist."
+        )
+
+
+def _replace(hooks):
+    for place, name, wrapper, _ in hooks:
+        original = getattr(place, name)
+        _undo[_path(place, name)] = functools.partial(
+            setattr, place, name, original
+        )
+        setattr(place, name, wrapper(original))
 
 
 def remove():

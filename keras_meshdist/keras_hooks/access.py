@@ -21,13 +21,6 @@ from keras_meshdist.arrays import ArrayRows
 _PATIENCE = 600.0
 
 
-def layout_given(variable):
-    """Returns the `TensorLayout` that a variable was given, or `None`."""
-    layout = getattr(variable, "_layout", None)
-    is_layout = isinstance(layout, keras.distribution.TensorLayout)
-    return layout if is_layout else None
-
-
 def num_processes():
     """Returns the number of processes, as Keras counts them."""
     return jax_distribution.num_processes()
@@ -185,23 +178,6 @@ def untouched_names():
             global_state.set_global_attribute(name, value)
         random.setstate(drawn[0])
         np.random.set_state(drawn[1])
-
-
-def forget_value(variable):
-    """Leaves a variable its shape and dtype only."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    variable._value = jax.ShapeDtypeStruct(tuple(variable.shape), dtype)
-
-
-def forget_layout(variable):
-    """Lets a variable take the layout of another distribution."""
-    variable._layout = None
-
-
-def set_value(variable, value, layout):
-    """Gives a variable a value that lies as a layout says."""
-    variable._layout = layout
-    variable._value = value
 
 
 def forget_functions(model):

@@ -67,12 +67,23 @@ class HookedDistribution(abc.ABC):
         """
 
     @abc.abstractmethod
+    def initialize_variable(self, variable, initializer):
+        """Gives a new variable its value, if not by Keras; returns whether."""
+
+    @abc.abstractmethod
     def place_variable(self, variable, value, layout):
         """Puts a value of a variable on the devices."""
 
     @abc.abstractmethod
-    def save(self, write, target):
-        """Calls a function that saves to a path, on all processes."""
+    def save(self, write, target, among_others=False):
+        """Calls a function that saves to a path, on all processes.
+
+        `among_others` means a folder whose other files stay.
+        """
+
+    @abc.abstractmethod
+    def with_whole_values(self, model, function):
+        """Calls a function, on the process that writes, without the mesh."""
 
     @abc.abstractmethod
     def save_files(self, path, write, take_part):
@@ -81,6 +92,10 @@ class HookedDistribution(abc.ABC):
     @abc.abstractmethod
     def value_to_save(self, value, key):
         """Returns a value as NumPy, or `None` if it isn't written here."""
+
+    @abc.abstractmethod
+    def ask(self, value, what):
+        """Returns the values of all processes; `what` says what for."""
 
     @abc.abstractmethod
     def model_is_whole(self, model):

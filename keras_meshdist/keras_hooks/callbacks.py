@@ -6,6 +6,7 @@ import tempfile
 import weakref
 
 import jax
+import jax.numpy as jnp
 import keras
 
 from keras_meshdist.keras_hooks.base import ours
@@ -79,6 +80,41 @@ def end_backup(keras_method):
         if ours() is None or jax.process_index() == 0:
             return keras_method(self, *args, **kwargs)
         return None
+
+    return hook
+
+
+class _Kept:
+    """A model whose weights, for a callback, stay on the devices."""
+
+    def __init__(self, model):
+        vars(self)["_kept"] = model
+
+    def get_weights(self):
+        return [jnp.copy(weight.value) for weight in self._kept.weights]
+
+    def __getattr__(self, name):
+        return getattr(self._kept, name)
+
+    def __setattr__(self, name, value):
+        setattr(self._kept, name, value)
+
+
+def keep_best(keras_method):
+    """Keras brings all weights to every process whenever they are the best.
+
+    Wraps `EarlyStopping.on_epoch_end` (Keras 3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, *args, **kwargs):
+        if ours() is None:
+            return keras_method(self, *args, **kwargs)
+        model, self._model = self._model, _Kept(self._model)
+        try:
+            return keras_method(self, *args, **kwargs)
+        finally:
+            self._model = model
 
     return hook
 

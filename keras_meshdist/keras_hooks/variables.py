@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from keras_meshdist.arrays import FileArray
+from keras_meshdist.keras_hooks import values
 from keras_meshdist.keras_hooks.base import ours
 
 _storing = contextvars.ContextVar("storing", default=False)
@@ -35,6 +37,28 @@ def direct_assign(keras_method):
     return hook
 
 
+def initialize(keras_method):
+    """Keras draws a whole value on one device, and then splits it.
+
+    Wraps `_initialize_with_initializer` of the JAX backend's `Variable` (Keras
+    3.7 to 3.16).
+    """
+
+    @functools.wraps(keras_method)
+    def hook(self, initializer):
+        distribution = ours()
+        of_flax = isinstance(getattr(type(self), "_value", None), property)
+        done = (
+            distribution is not None
+            and not of_flax
+            and not values.is_traced()
+            and distribution.initialize_variable(self, initializer)
+        )
+        return None if done else keras_method(self, initializer)
+
+    return hook
+
+
 def to_tensor(keras_method):
     """Keras makes a whole JAX array of what is assigned, on one device.
 
@@ -49,6 +73,8 @@ def to_tensor(keras_method):
         if ours() is None or not on_host or in_stateless_scope():
             return keras_method(self, value, dtype)
         dtype = jax.dtypes.canonicalize_dtype(dtype or value.dtype)
+        if FileArray.takes(value):
+            return FileArray(value, dtype)
         return np.asarray(value).astype(dtype, copy=False)
 
     return hook
@@ -121,18 +147,5 @@ def store_value(keras_method):
             return keras_method(self, key, value)
         finally:
             _storing.reset(token)
-
-    return hook
-
-
-def is_memory_sufficient(keras_function):
-    """Keras holds a whole file in memory if there is room, before it's written.
-
-    Wraps `is_memory_sufficient` (Keras 3.7 to 3.16): variables go one by one.
-    """
-
-    @functools.wraps(keras_function)
-    def hook(model):
-        return ours() is None and keras_function(model)
 
     return hook
