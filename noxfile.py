@@ -49,7 +49,7 @@ def newest312(session):
 @nox.session(python="3.11")
 def hub(session):
     """KerasHub's models on meshes."""
-    session.install("-e", ".[test,hub]")
+    session.install("-e", ".[test,hub]", "safetensors")
     session.run(
         "python",
         "-m",
@@ -57,6 +57,7 @@ def hub(session):
         "-m",
         "full or not full",
         "tests/test_hub.py",
+        "tests/test_presets.py",
         "tests/test_families.py",
         "tests/test_tasks.py",
         *session.posargs,
@@ -74,6 +75,7 @@ def full(session):
             "full",
             "--ignore=tests/upstream",
             "--ignore=tests/test_hub.py",
+            "--ignore=tests/test_presets.py",
             "--ignore=tests/test_families.py",
             "--ignore=tests/test_tasks.py",
         ],

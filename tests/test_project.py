@@ -67,6 +67,7 @@ ARROWS = {
     "checkpoints": [
         "coordination",
         "keras_hooks",
+        "layout",
         "layouts",
         "model_layout_map",
         "positions",

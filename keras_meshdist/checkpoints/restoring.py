@@ -10,6 +10,7 @@ from keras_meshdist import keras_hooks
 from keras_meshdist.checkpoints import digests
 from keras_meshdist.checkpoints.keys import METRICS, OPTIMIZER, variables_of
 from keras_meshdist.checkpoints.store import Store, locate
+from keras_meshdist.layout import sharding_of
 
 # So many bytes of a device are restored at a time, before the values that were
 # there are given up; a larger variable goes by itself.
@@ -202,7 +203,7 @@ def _differences(store, step, variables, there):
 def _portions(variables):
     portion, size = {}, 0
     for key, variable in variables.items():
-        value = variable.value
+        value = _abstract(variable)
         shard = value.sharding.shard_shape(value.shape)
         more = math.prod(shard) * value.dtype.itemsize
         if portion and size + more > _AT_A_TIME:
@@ -214,13 +215,19 @@ def _portions(variables):
         yield portion
 
 
+def _abstract(variable):
+    """Returns how a value lies, without asking for one that isn't there."""
+    if keras_hooks.has_value(variable):
+        value = variable.value
+        dtype, sharding = value.dtype, value.sharding
+    else:
+        dtype = jax.dtypes.canonicalize_dtype(variable.dtype)
+        sharding = sharding_of(keras_hooks.layout_given(variable))
+    return jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding)
+
+
 def _restore_some(store, step, variables):
-    abstract = {
-        key: jax.ShapeDtypeStruct(
-            v.shape, v.value.dtype, sharding=v.value.sharding
-        )
-        for key, v in variables.items()
-    }
+    abstract = {key: _abstract(v) for key, v in variables.items()}
     everywhere = next(iter(abstract.values())).sharding
     if isinstance(everywhere, jax.sharding.NamedSharding):
         everywhere = jax.sharding.NamedSharding(

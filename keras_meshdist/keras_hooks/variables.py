@@ -40,8 +40,8 @@ def direct_assign(keras_method):
 def initialize(keras_method):
     """Keras draws a whole value on one device, and then splits it.
 
-    Wraps `_initialize_with_initializer` of the JAX backend's `Variable` (Keras
-    3.7 to 3.16).
+    Wraps `_initialize_with_initializer` of the JAX backend's `Variable`
+    (Keras 3.7 to 3.16).
     """
 
     @functools.wraps(keras_method)
