@@ -54,7 +54,7 @@ def run(where, folder):
             history.history,
             weights[int(np.argmin(history.history["loss"]))],
             model.get_weights(),
-            [str(spec) for spec in kept] if where else [],
+            [tuple(spec) for spec in kept] if where else [],
             os.getpid(),
         )
     finally:

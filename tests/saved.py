@@ -60,7 +60,8 @@ def build(seed, dtype="float32", rate=0.2):
         name="saved",
     )
     if kind == "int8":
-        model.quantize("int8")
+        for name in ("up", "down"):
+            model.get_layer(name).quantize("int8")
     if kind in TUNED:
         model.get_layer("up").enable_lora(4)
     model.compile("adam", "mse", metrics=["mae"])

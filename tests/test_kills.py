@@ -21,18 +21,22 @@ def whole_ones(folder):
     return checkpointed.steps_in(path) if path.is_dir() else []
 
 
-def kill_once(folder, epochs, rng):
+def kill_once(folder, epochs, rng, early):
     """Runs until all or one are killed; returns the last whole checkpoint.
 
-    It is the last that was seen before the first was killed.
+    It is the last that was seen before the first was killed. That is early, if
+    asked for, or after the run has saved at least once.
     """
     seen = []
+    start = max(whole_ones(folder), default=0)
     (folder / "began").unlink(missing_ok=True)
     running = cluster.Cluster(2, 4, forward=False)
 
     def kill():
         until = time.monotonic() + 200
-        while not (folder / "began").exists():
+        while not (folder / "began").exists() or (
+            not early and max(whole_ones(folder), default=0) == start
+        ):
             if time.monotonic() > until:
                 return
             time.sleep(0.01)
@@ -58,7 +62,8 @@ def check(moments, epochs, seed):
     close_all()
     with saved.folder() as folder, saved.folder() as other:
         for moment in range(moments):
-            before = kill_once(folder, epochs, rng)
+            early = moment > 0 and rng.random() < 0.25
+            before = kill_once(folder, epochs, rng, early)
             whole = whole_ones(folder)
             assert max(whole, default=0) >= before, (moment, whole, before)
         assert whole_ones(folder)  # or nothing was resumed
