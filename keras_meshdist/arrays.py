@@ -62,6 +62,8 @@ class FileArray:
 
     # How many places of an array, and elements of each, tell it from others.
     _PLACES, _ELEMENTS = 32, 1024
+    # Bytes of the file that are in memory at a time.
+    _AT_A_TIME = 2**24
 
     def __init__(self, mapped, dtype):
         self._mapped = mapped
@@ -76,10 +78,19 @@ class FileArray:
         )
 
     def __getitem__(self, index):
-        try:
-            return np.array(self._mapped[index], self.dtype)
-        finally:
+        part = self._mapped[index]
+        read = np.empty(part.shape, self.dtype)
+        if not part.ndim:
+            read[...] = part
+            return read
+        # A part of each row, but memory is mapped for whole rows and more.
+        row = max(1, self._mapped.nbytes // max(1, self.shape[0]))
+        rows = max(1, self._AT_A_TIME // row)
+        for start in range(0, len(part), rows):
+            some = slice(start, start + rows)
+            read[some] = part[some]
             self._leave()
+        return read
 
     def __array__(self, dtype=None, copy=None):
         return self[...].astype(dtype or self.dtype, copy=False)

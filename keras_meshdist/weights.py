@@ -108,7 +108,8 @@ def _place_parts(value, sharding):
         if key not in parts:
             parts[key] = value[index]
         parts[key] = jax.device_put(parts[key], device)
-        arrays.append(parts[key])
+        # Until then the host holds it too.
+        arrays.append(jax.block_until_ready(parts[key]))
     return jax.make_array_from_single_device_arrays(
         value.shape, sharding, arrays
     )
