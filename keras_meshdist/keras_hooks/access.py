@@ -5,7 +5,6 @@ import copy
 import pickle
 import random
 
-import jax
 import keras
 import numpy as np
 from keras.src.backend.common import global_state
