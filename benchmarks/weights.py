@@ -5,12 +5,13 @@
 
 `memory` creates and loads a model of 2 GiB that is sharded over eight virtual
 devices, with plain Keras and with this package, each in a process of its own:
-the most that a device held in arrays, and the most that the process held beyond
-arrays on devices and what it began with. There is no target for the latter where
-values are drawn, since virtual devices work in the host's memory. `save` saves
-it from four processes of two devices, by `kmd.callbacks.Checkpoint`'s way and by
-Orbax used directly, in turn, and asks for how long an asynchronous save keeps training waiting. The
-exit status is 1 if a target is missed.
+the most that a device held in arrays, and the most that the process held
+beyond arrays on devices and what it began with. There is no target for the
+latter where values are drawn, since virtual devices work in the host's memory.
+`save` saves it from four processes of two devices, by
+`kmd.callbacks.Checkpoint`'s way and by Orbax used directly, in turn, and asks
+for how long an asynchronous save keeps training waiting. The exit status is 1
+if a target is missed.
 """
 
 import argparse
