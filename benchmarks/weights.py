@@ -5,13 +5,14 @@
 
 `memory` creates and loads a model of 2 GiB that is sharded over eight virtual
 devices, with plain Keras and with this package, each in a process of its own:
-the most that a device held in arrays, and the most that the process held
-beyond arrays on devices and what it began with. There is no target for the
-latter where values are drawn, since virtual devices work in the host's memory.
-`save` saves it from four processes of two devices, by
-`kmd.callbacks.Checkpoint`'s way and by Orbax used directly, in turn, and asks
-for how long an asynchronous save keeps training waiting. The exit status is 1
-if a target is missed.
+the most that a device held in arrays, and the most that the process held beyond
+arrays on devices and what it began with. Where values are drawn there is no
+target for the latter, since virtual devices work in the host's memory.
+
+`save` saves it from four processes of two devices, by the way of
+`kmd.callbacks.Checkpoint` and by Orbax used directly, in turn, and asks for how
+long an asynchronous save keeps training waiting. The exit status is 1 if a
+target is missed.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import tempfile
 import threading
 import time
 
+from benchmarks import weights
 from keras_meshdist.cluster import Cluster, use_virtual_devices
 
 WHAT = ("create", "create, then load", "load alone")
@@ -253,7 +255,8 @@ def remove(folder, turn, who, store):
 def save(gib, folder, turns):
     """Returns whether the targets are met."""
     with Cluster(4, 2, timeout=3600) as cluster:
-        measured = cluster.call(saves, gib, folder, turns)
+        # Sent by name, and not that of the main program.
+        measured = cluster.call(weights.saves, gib, folder, turns)
     seconds = {
         name: statistics.median(max(each) for each in zip(*of_all, strict=True))
         for name in measured[0]

@@ -1,5 +1,6 @@
 """What all distributions of the package do with values of variables."""
 
+import jax
 import keras
 import numpy as np
 
@@ -61,6 +62,7 @@ class MeshWeights(keras_hooks.HookedDistribution):
         keras.distribution.set_distribution(None)
         try:
             for variable, _, _, whole in wholes:
+                whole = jax.device_put(whole, _host())
                 keras_hooks.set_value(variable, whole, None)
             return function()
         finally:
@@ -81,3 +83,11 @@ class MeshWeights(keras_hooks.HookedDistribution):
         elif saving.is_saving():
             saving.announce(self._board, key)
         return np.asarray(value) if saving.writes() else None
+
+
+def _host():
+    """A device in the host's memory, if JAX was started with one."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]
