@@ -366,7 +366,7 @@ def mesh_plan(axes, peak, seconds, compute=0.0):
             ),
             1,
         )
-        | {"peak": peak},
+        | {"peak": peak, "weights": 1, "optimizer": 1, "gradients": 1},
         flops=10,
         collectives=[],
         step_seconds=seconds,
@@ -378,7 +378,14 @@ def mesh_plan(axes, peak, seconds, compute=0.0):
         feeds={"0": [0]},
         rows=1,
         tokens=1,
-        rings={name: {"neighbours": True, "rings": False} for name, _ in axes},
+        rings={
+            name: {
+                "neighbours": True,
+                "rings": False,
+                "between_slices": False,
+            }
+            for name, _ in axes
+        },
     )
 
 
@@ -433,6 +440,16 @@ class TestReport:
         assert "50% faster" in text
         assert "waits 100 ms less for other chips" in text
         assert "estimates" in text
+
+    def test_who_feeds_what(self):
+        feeds = {str(host): [2 * host, 2 * host + 1] for host in range(6)}
+        feeds |= {"6": [12], "7": []}
+        mesh = dataclasses.replace(
+            mesh_plan((("batch", 8),), 90, 0.2), feeds=feeds, rows=13
+        )
+        text = _printed(ranked("v5e-8", 100, [mesh]))
+        assert "of 13 rows host 0 feeds 0 to 1" in text
+        assert "and 3 more hosts theirs; hosts 7 hold padding only" in text
 
     def test_nothing_fits(self):
         one = mesh_plan((("batch", 2), ("model", 4)), 100 + 2**30, 0.2)
@@ -567,10 +584,9 @@ class TestDepth:
 
 def full_mesh_plan():
     plan = mesh_plan((("batch", 2), ("model", 4)), 90, 0.2, 0.1)
-    more = {"weights": 1, "optimizer": 1, "code": 1}
     return dataclasses.replace(
         plan,
-        bytes=plan.bytes | more,
+        bytes=plan.bytes | {"code": 1},
         parts=plan.parts | {"hidden_collectives": 0.05},
         coords=[[x, y, 0] for x in range(2) for y in range(4)],
         hosts=[0, 0, 0, 0, 1, 1, 1, 1],

@@ -15,8 +15,6 @@ td:first-child, th:first-child { text-align: left; }
 # Meshes of which the collectives and the grid are shown.
 _SHOWN = 3
 _COLLECTIVES = 15
-# Rows of a feed that are listed one by one.
-_ROWS = 16
 
 
 def page(report):
@@ -42,6 +40,7 @@ def page(report):
     for mesh in known[:_SHOWN]:
         parts.append(f"<h2>{_text(mesh.name)}</h2>")
         parts.append(_image(charts.grid_chart(mesh), "mesh on the chips"))
+        parts += [f"<p>{_text(line)}</p>" for line in words.of_mesh(mesh)]
         parts += [_collectives(mesh), _feeds(mesh)]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -99,16 +98,10 @@ def _collectives(mesh):
 
 
 def _feeds(mesh):
-    rows = [(host, _rows(rows)) for host, rows in mesh.feeds.items()]
-    return _table(("host", "feeds the rows"), rows)
-
-
-def _rows(rows):
-    if not rows:
-        return "none: padding only"
-    if len(rows) > _ROWS and rows == list(range(rows[0], rows[-1] + 1)):
-        return f"{rows[0]} to {rows[-1]}"
-    return ", ".join(map(str, rows))
+    rows = [
+        (host, words.rows_in_words(rows)) for host, rows in mesh.feeds.items()
+    ]
+    return _table(("host", "rows"), rows)
 
 
 def _table(heads, rows):

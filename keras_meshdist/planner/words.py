@@ -5,6 +5,8 @@ import itertools
 
 # Estimates closer than this are no difference.
 _SAME = 0.01
+# Hosts that are named one by one.
+_HOSTS = 4
 
 
 def of_report(report):
@@ -22,6 +24,8 @@ def of_report(report):
         )
     lines += [_suggestion(*pair) for pair in report.suggestions]
     lines += _same_for_the_compiler(fitting)
+    if fitting:
+        lines += of_mesh(fitting[0])
     lines += _notes(report.meshes)
     for mesh in report.meshes:
         if mesh.too_large:
@@ -61,6 +65,59 @@ def too_large(mesh, hbm_bytes):
         f"each chip, which has {hbm_bytes / gib:.2f} GiB; the largest "
         f"variables: {largest}; the compiler says: {mesh.too_large}"
     )
+
+
+def of_mesh(mesh):
+    """Returns sentences about one mesh: its memory, its rings, its feeds."""
+    return [_memory(mesh), _rings(mesh), _feeds(mesh)]
+
+
+def _memory(mesh):
+    sizes, gib = mesh.bytes, 2**30
+    return (
+        f"{mesh.name}: on each chip weights take {sizes['weights'] / gib:.2f} "
+        f"GiB, the optimizer {sizes['optimizer'] / gib:.2f}, and temporaries "
+        f"{sizes['temporaries'] / gib:.2f}, in which gradients, "
+        f"{sizes['gradients'] / gib:.2f} GiB in all, come and go."
+    )
+
+
+def _rings(mesh):
+    parts = [
+        f"along {axis!r} they {_lie(ring)}"
+        for axis, ring in mesh.rings.items()
+        if dict(mesh.axes)[axis] > 1
+    ]
+    where = "; ".join(parts) or "there is but one along each axis"
+    return f"{mesh.name}: of the chips that exchange, {where}."
+
+
+def _feeds(mesh):
+    feeding = {host: rows for host, rows in mesh.feeds.items() if rows}
+    padding = [host for host in mesh.feeds if host not in feeding]
+    some = [
+        f"host {host} {rows_in_words(rows)}"
+        for host, rows in list(feeding.items())[:_HOSTS]
+    ]
+    text = f"{mesh.name}: of {mesh.rows} rows {', '.join(some)}"
+    if len(feeding) > _HOSTS:
+        text += f", and {len(feeding) - _HOSTS} more hosts theirs"
+    if padding:
+        text += f"; hosts {', '.join(padding[:_HOSTS])}"
+        if len(padding) > _HOSTS:
+            text += f" and {len(padding) - _HOSTS} more"
+        text += " hold padding only"
+    return f"{text}."
+
+
+def rows_in_words(rows):
+    """Rows that a host feeds: as a range where they are one."""
+    if not rows:
+        return "none: padding only"
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        alone = len(rows) == 1
+        return f"feeds {rows[0]}" if alone else f"feeds {rows[0]} to {rows[-1]}"
+    return f"feeds {', '.join(map(str, rows))}"
 
 
 def _notes(meshes):
@@ -163,4 +220,8 @@ def _physical(one, other):
 
 def _lie(ring):
     where = "are neighbours" if ring["neighbours"] else "aren't neighbours"
-    return f"{where} in a closed ring" if ring["rings"] else where
+    if ring["rings"]:
+        where += " in a closed ring"
+    if ring["between_slices"]:
+        where += ", and stand in several slices"
+    return where
