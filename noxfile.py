@@ -65,6 +65,23 @@ def hub(session):
 
 
 @nox.session(python="3.11")
+def plan(session):
+    """Plans compiled for TPUs; needs Linux with an x86 processor."""
+    session.install("-e", ".[test,hub,plan]")
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-m",
+        "full or not full",
+        "tests/test_planner.py",
+        "tests/test_plans.py",
+        "tests/test_remat.py",
+        *session.posargs,
+    )
+
+
+@nox.session(python="3.11")
 def full(session):
     """Whole matrices of meshes, datasets and processes; long."""
     run_tests(
@@ -78,6 +95,7 @@ def full(session):
             "--ignore=tests/test_presets.py",
             "--ignore=tests/test_families.py",
             "--ignore=tests/test_tasks.py",
+            "--ignore=tests/test_plans.py",
         ],
     )
 

@@ -5,13 +5,16 @@ import importlib.util
 import itertools
 import json
 import math
+import os
 import re
+import signal
+import time
 
 import pytest
 
 import keras_meshdist as kmd
 from keras_meshdist import cli
-from keras_meshdist.planner import sources
+from keras_meshdist.planner import pool, sources
 from keras_meshdist.planner.figures import Job
 from keras_meshdist.planner.topologies import topology_of
 from tests import plans
@@ -427,3 +430,38 @@ class TestSteps:
     def test_length_of_sequences(self):
         found = self.answer(plans.open_length, {"batch": 8}, 8, seq=32)
         assert found["tokens"] == 8 * 32
+
+
+class Waiting:
+    """A job that takes longer than anyone waits."""
+
+    axes = (("batch", 1),)
+
+    def environment(self):
+        return {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+
+    def answer(self):
+        time.sleep(600)
+
+
+@pytest.mark.extra
+def test_who_stops_waiting_ends_the_processes():
+    begin = time.monotonic()
+    answers = pool.answers([Waiting(), Waiting()])
+    assert next(answers) == (0, None)
+    answers.close()
+    assert time.monotonic() - begin < 60
+
+
+@pytest.mark.extra
+def test_process_that_dies_is_an_error_of_its_mesh():
+    answers = [found for _, found in pool.answers([Dying()]) if found]
+    assert answers[0]["axes"] == Dying.axes
+    assert "ran out of memory" in answers[0]["error"]
+
+
+class Dying(Waiting):
+    """A job whose process is killed, as it is when memory runs out."""
+
+    def answer(self):
+        os.kill(os.getpid(), signal.SIGKILL)

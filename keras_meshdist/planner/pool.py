@@ -36,7 +36,7 @@ def answers(jobs, at_a_time=AT_A_TIME):
     waiting, done = queue.SimpleQueue(), queue.SimpleQueue()
     for item in enumerate(jobs):
         waiting.put(item)
-    stopping = []
+    stopping, workers = [], []
 
     def work():
         worker = None
@@ -51,6 +51,9 @@ def answers(jobs, at_a_time=AT_A_TIME):
                     if worker is not None:
                         worker.end()
                     worker = _Worker(job.environment())
+                    workers.append(worker)
+                if stopping:
+                    return
                 done.put((number, worker.answer(job)))
         except BaseException as error:
             done.put((None, error))
@@ -61,8 +64,8 @@ def answers(jobs, at_a_time=AT_A_TIME):
     with concurrent.futures.ThreadPoolExecutor(at_a_time) as threads:
         for _ in range(min(at_a_time, len(jobs))):
             threads.submit(work)
+        left = len(jobs)
         try:
-            left = len(jobs)
             while left:
                 number, found = done.get()
                 if number is None:
@@ -71,6 +74,10 @@ def answers(jobs, at_a_time=AT_A_TIME):
                 yield number, found
         finally:
             stopping.append(True)
+            if left:
+                # Nobody waits for what is still being compiled.
+                for worker in workers:
+                    worker.kill()
 
 
 class _Worker:
@@ -129,6 +136,10 @@ class _Worker:
         return f"the compiler's process ended with status {status}: " + (
             last[-1].strip() if last else "it said nothing"
         )
+
+    def kill(self):
+        """Ends the process at once; whoever waits for its answer gets none."""
+        self._process.kill()
 
     def end(self):
         """Ends the process, whatever it is doing."""
