@@ -11,7 +11,14 @@ from parameterized import parameterized
 from rich.console import Console
 
 import keras_meshdist as kmd
-from keras_meshdist.planner import blocks, depth, network, program, schedule
+from keras_meshdist.planner import (
+    blocks,
+    depth,
+    network,
+    products,
+    program,
+    schedule,
+)
 from keras_meshdist.planner.candidates import as_axes, candidate_meshes
 from keras_meshdist.planner.chips import CHIPS
 from keras_meshdist.planner.collectives import (
@@ -158,6 +165,69 @@ class TestProgram:
     def test_layer_path(self, op_name, path):
         assert layer_path(op_name).startswith(path)
         assert bool(layer_path(op_name)) == bool(path)
+
+
+class TestProducts:
+    @parameterized.expand(
+        [
+            (
+                "matrices",
+                "f32[4,6]{1,0} dot(%a, %b), lhs_contracting_dims={1}, "
+                "rhs_contracting_dims={0}",
+                ("f32[4,8]", "f32[8,6]"),
+                4 * 6 * 8,
+            ),
+            (
+                "matrices_as_a_convolution",
+                "bf16[4,6]{1,0} convolution(%a, %b), dim_labels=bf_io->bf",
+                ("bf16[4,8]", "bf16[8,6]"),
+                4 * 6 * 8,
+            ),
+            (
+                "window_with_padding",
+                "f32[1,5,6]{2,1,0} convolution(%a, %b), "
+                "window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f",
+                ("f32[1,5,8]", "f32[3,8,6]"),
+                # At both ends one of three places is padding.
+                (3 * 5 - 2) * 8 * 6,
+            ),
+            (
+                "strides",
+                "f32[1,2,6]{2,1,0} convolution(%a, %b), "
+                "window={size=3 stride=2}, dim_labels=b0f_0io->b0f",
+                ("f32[1,5,8]", "f32[3,8,6]"),
+                3 * 2 * 8 * 6,
+            ),
+            (
+                "many_matrices_as_windows",
+                "f32[8,4,6]{2,1,0} convolution(%a, %b), "
+                "window={size=8 stride=7 lhs_dilate=8}, "
+                "dim_labels=0bf_0io->0bf",
+                ("f32[8,4,5]", "f32[8,5,6]"),
+                8 * 4 * 5 * 6,
+            ),
+        ]
+    )
+    def test_multiplications(self, name, text, operands, count):
+        lines = program.parse(
+            "ENTRY %main (a: f32[]) -> f32[] {\n"
+            f"  %a = {operands[0]}{{0}} parameter(0)\n"
+            f"  %b = {operands[1]}{{0}} parameter(1)\n"
+            f"  ROOT %c = {text}\n"
+            "}\n"
+        ).computations["main"]
+        assert products.flops_of_products(lines) == 2 * count, name
+
+    def test_loops_count_as_often_as_they_turn(self):
+        text = KNOWN.replace(
+            "  ROOT %t = (s32[], f32[8,4]{1,0}) tuple(%i, %ar)",
+            "  %d = f32[8,8]{1,0} dot(%ar, %ar), lhs_contracting_dims={1}, "
+            "rhs_contracting_dims={1}\n"
+            "  ROOT %t = (s32[], f32[8,4]{1,0}) tuple(%i, %ar)",
+        )
+        found = products.flops_of_loops(program.parse(text))
+        assert found == 4 * 2 * 8 * 8 * 4
+        assert products.flops_of_loops(program.parse(KNOWN)) == 0
 
 
 class TestGroups:
@@ -440,6 +510,14 @@ class TestReport:
         assert "50% faster" in text
         assert "waits 100 ms less for other chips" in text
         assert "estimates" in text
+
+    def test_what_is_computed_several_times(self):
+        one = mesh_plan((("batch", 8),), 90, 0.2)
+        other = mesh_plan((("model", 8),), 90, 0.2)
+        other = dataclasses.replace(other, flops=40)
+        text = _printed(ranked("v5e-8", 100, [one, other]))
+        assert "model=8: a chip makes 4.0 times the operations" in text
+        assert "batch=8: a chip makes" not in text
 
     def test_who_feeds_what(self):
         feeds = {str(host): [2 * host, 2 * host + 1] for host in range(6)}

@@ -14,7 +14,7 @@ import pytest
 
 import keras_meshdist as kmd
 from keras_meshdist import cli
-from keras_meshdist.planner import pool, sources
+from keras_meshdist.planner import pool, products, program, sources
 from keras_meshdist.planner.figures import Job
 from keras_meshdist.planner.topologies import topology_of
 from tests import plans
@@ -238,6 +238,14 @@ class TestForTpu:
             )
             assert mesh.bytes["arguments"] >= mesh.bytes["arguments_unpadded"]
         self._all_collectives_are_there([*report.meshes, alone], cache)
+        # Products, by their shapes, are what the compiler counts.
+        for path in cache.glob("*.gz"):
+            found = json.loads(gzip.decompress(path.read_bytes()))
+            lines = program.parse(found["text"]).computations.values()
+            made = sum(map(products.flops_of_products, lines))
+            # Besides them there are the updates, two for each weight.
+            updates = 2 * (1024 * 4096 * 2 + 1024 * 16 + 4096 + 1024 + 16)
+            assert made <= found["cost"]["flops"] <= made + 2 * updates
 
     def _all_collectives_are_there(self, meshes, cache):
         listed = sorted(
@@ -273,6 +281,9 @@ class TestForTpu:
             assert counted(inside)[0] > 0
             number += 11 * counted(inside)[0]
         assert sum(c["count"] for c in mesh.collectives) == number
+        # Forwards and backwards, twelve times, shared by eight chips.
+        products_once = 2 * 8 * 3 * 256 * (64 + 256)
+        assert mesh.flops > 2 * 12 * products_once / 8
 
     def test_too_large(self, capsys):
         status, text = run(

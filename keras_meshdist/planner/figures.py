@@ -18,6 +18,7 @@ from keras_meshdist.planner.collectives import collectives_of, summed
 from keras_meshdist.planner.compilation import RefusedError, compiled
 from keras_meshdist.planner.example import rows_of
 from keras_meshdist.planner.network import Network
+from keras_meshdist.planner.products import flops_of_loops
 from keras_meshdist.planner.program import parse
 from keras_meshdist.planner.remat import remat_blocks
 from keras_meshdist.planner.step import AbstractStep, distribute
@@ -141,12 +142,13 @@ def _figures(job, cut):
     coords = [_coords(device) for device in mesh.devices.flat]
     slices = [getattr(d, "slice_index", 0) for d in mesh.devices.flat]
     network = Network(job.topology.chip, job.topology.grid, coords, slices)
+    flops = int(found["cost"]["flops"]) + flops_of_loops(program)
     rows, tokens = rows_of(step.data)
     hosts = process_ids(jax_mesh(mesh))
     result = {
         "axes": [list(axis) for axis in job.axes],
         "bytes": _bytes(step, found["memory"]),
-        "flops": int(found["cost"]["flops"]),
+        "flops": flops,
         "collectives": summed(collectives, cut.blocks),
         "units": cut.units,
         "feeds": {
@@ -174,7 +176,10 @@ def _figures(job, cut):
         "error": None,
         "compiled": is_new,
     }
-    result.update(_times(job.topology, found, program, collectives, network))
+    seconds = {c.name: network.exchange(c).seconds for c in collectives}
+    spent = schedule.Walk(program, job.topology.chip.clock, seconds).step()
+    hbm = found["cost"]["bytes"]
+    result.update(_times(job.topology.chip, spent, flops, hbm))
     return result
 
 
@@ -218,20 +223,13 @@ def _largest(variables):
     return [[variable.path, _shard(variable)] for variable in order]
 
 
-def _times(topology, found, program, collectives, network):
+def _times(chip, spent, flops, hbm_bytes):
     """The estimate, and of what it consists, in seconds."""
-    chip = topology.chip
-    seconds = {c.name: network.exchange(c).seconds for c in collectives}
-    spent = schedule.Walk(program, chip.clock, seconds).step()
-    hbm = found["cost"]["bytes"] / chip.hbm_bandwidth
-    peak = found["cost"]["flops"] / chip.peak_flops
+    hbm = hbm_bytes / chip.hbm_bandwidth
+    peak = flops / chip.peak_flops
     if not spent.compute:
         # A compiler that estimates no cycles.
         spent = dataclasses.replace(spent, compute=max(hbm, peak))
-    by_axes = {}
-    for c in collectives:
-        name = ",".join(c.axes) or "none"
-        by_axes[name] = by_axes.get(name, 0.0) + seconds[c.name] * c.count
     return {
         "step_seconds": spent.total,
         "parts": {
@@ -241,7 +239,6 @@ def _times(topology, found, program, collectives, network):
             "hbm_traffic": hbm,
             "at_peak_flops": peak,
         },
-        "collective_seconds": by_axes,
     }
 
 

@@ -5,6 +5,8 @@ import itertools
 
 # Estimates closer than this are no difference.
 _SAME = 0.01
+# From so many times the operations of another mesh on it is worth a word.
+_MORE = 1.3
 # Hosts that are named one by one.
 _HOSTS = 4
 
@@ -26,6 +28,7 @@ def of_report(report):
     lines += _same_for_the_compiler(fitting)
     if fitting:
         lines += of_mesh(fitting[0])
+    lines += _made_twice(report.meshes)
     lines += _notes(report.meshes)
     for mesh in report.meshes:
         if mesh.too_large:
@@ -118,6 +121,21 @@ def rows_in_words(rows):
         alone = len(rows) == 1
         return f"feeds {rows[0]}" if alone else f"feeds {rows[0]} to {rows[-1]}"
     return f"feeds {', '.join(map(str, rows))}"
+
+
+def _made_twice(meshes):
+    """Sentences about meshes whose chips do the same as others."""
+    known = [mesh for mesh in meshes if not mesh.error]
+    if not known:
+        return []
+    least = min(known, key=lambda mesh: mesh.flops)
+    return [
+        f"{mesh.name}: a chip makes {mesh.flops / least.flops:.1f} times the "
+        f"operations that it makes with {least.name}: chips compute some of "
+        "them several times over."
+        for mesh in known
+        if mesh.flops > _MORE * least.flops
+    ]
 
 
 def _notes(meshes):
