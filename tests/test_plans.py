@@ -415,6 +415,11 @@ class TestSteps:
         fsdp = self.answer(plans.dense, {"fsdp": 8})["bytes"]
         assert fsdp["weights"] == pytest.approx(whole / 8 + rest, rel=0.02)
 
+    def test_axis_that_nothing_uses(self):
+        found = self.answer(plans.dense, {"batch": 4, "tensor": 2})
+        (note,) = found["notes"]
+        assert "over the axis 'tensor': its 2 chips do the same" in note
+
     def test_batch_of_shapes(self):
         batch = ({"x": (6, 4)}, ((6, 1), "float32"), (6,))
         found = self.answer(plans.named_inputs, {"batch": 8}, batch)

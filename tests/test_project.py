@@ -123,6 +123,7 @@ ARROWS = {
         "layouts",
         "mesh",
         "options",
+        "pieces",
     ],
     "demo": ["", "cluster", "keras_hooks", "predictions"],
     "cli": [

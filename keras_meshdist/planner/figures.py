@@ -12,6 +12,7 @@ import numpy as np
 from keras_meshdist import cluster
 from keras_meshdist.abstract import variables_of
 from keras_meshdist.mesh import jax_mesh, make_mesh, process_ids
+from keras_meshdist.pieces import axes_of
 from keras_meshdist.planner import schedule
 from keras_meshdist.planner.blocks import Cut
 from keras_meshdist.planner.collectives import collectives_of, summed
@@ -161,7 +162,8 @@ def _figures(job, cut):
         "rings": _rings(network, mesh),
         "rows": rows,
         "tokens": tokens,
-        "notes": [
+        "notes": _unused_axes(step.model, distribution)
+        + [
             f"the loop {name!r} runs an unknown number of times, and counts "
             "once"
             for name in program.loops_of_unknown_length
@@ -181,6 +183,24 @@ def _figures(job, cut):
     hbm = found["cost"]["bytes"]
     result.update(_times(job.topology.chip, spent, flops, hbm))
     return result
+
+
+def _unused_axes(model, distribution):
+    """Notes on axes over which neither rows nor weights are split."""
+    used = {
+        *axes_of(distribution.batch_dim_name),
+        *axes_of(getattr(distribution, "sequence_dim_name", None)),
+    }
+    for variable in variables_of(model):
+        for entry in variable.value.sharding.spec:
+            used |= set(axes_of(entry))
+    mesh = distribution.device_mesh
+    return [
+        f"neither rows nor weights are split over the axis {name!r}: its "
+        f"{size} chips do the same"
+        for name, size in zip(mesh.axis_names, mesh.shape, strict=True)
+        if size > 1 and name not in used
+    ]
 
 
 def _coords(device):
