@@ -1,5 +1,6 @@
 """Plans that are compiled; those for TPUs need libtpu."""
 
+import dataclasses
 import gzip
 import importlib.util
 import itertools
@@ -481,3 +482,63 @@ class Dying(Waiting):
 
     def answer(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+GEMMA = {
+    "vocabulary_size": 64,
+    "num_layers": 2,
+    "num_query_heads": 4,
+    "num_key_value_heads": 1,
+    "hidden_dim": 32,
+    "intermediate_dim": 64,
+    "head_dim": 8,
+}
+needs_hub = pytest.mark.skipif(
+    importlib.util.find_spec("keras_hub") is None,
+    reason="models of KerasHub need it: pip install keras-hub",
+)
+
+
+@needs_hub
+@pytest.mark.full
+class TestHub:
+    def test_by_name(self, tmp_path):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(GEMMA))
+        job = Job(
+            sources.HubModel.from_file("GemmaCausalLM", path),
+            topology_of("cpu:8"),
+            (("batch", 2), ("model", 4)),
+            6,
+            16,
+        )
+        found = job.answer()
+        assert found["error"] is None, found["traceback"]
+        assert (found["rows"], found["tokens"]) == (6, 96)
+        assert found["has_backbone"]
+        assert any(
+            "decoder_block_" in c["source"] for c in found["collectives"]
+        )
+
+    def test_unknown_name(self):
+        with pytest.raises(ValueError, match="Nearest: .*GemmaCausalLM"):
+            sources.HubModel("GemaCausalLM", GEMMA).load()
+
+    def test_changes(self):
+        job = Job(
+            sources.HubModel("GemmaCausalLM", {**GEMMA, "num_layers": 6}),
+            topology_of("cpu:8"),
+            (("batch", 2), ("model", 4)),
+            6,
+            16,
+        )
+        weights = job.answer()["bytes"]
+        lora = dataclasses.replace(job, changes=("lora", "remat")).answer()
+        assert lora["error"] is None, lora["traceback"]
+        assert lora["bytes"]["optimizer"] < weights["optimizer"] / 2
+        # A model of two blocks by itself would get other layouts.
+        cut = dataclasses.replace(job, units=2).answer()
+        assert cut["units"] == 6
+        tables = 64 * 32 + 32
+        blocks = weights["weights"] - 4 * tables / 4
+        assert cut["bytes"]["weights"] == 4 * tables / 4 + blocks / 3

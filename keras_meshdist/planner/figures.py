@@ -123,18 +123,22 @@ def _figures(job, cut):
     mesh = make_mesh(dict(job.axes), devices)
     build = job.build.load()
 
+    layout = job.layout
+    layout = layout.load() if hasattr(layout, "load") else layout
+    sequence = "model" if "sequence" in job.changes else None
+    distributions = []
+
     def change(model):
         if "lora" in job.changes:
             model.backbone.enable_lora(LORA_RANK)
         if "remat" in job.changes:
             remat_blocks(model)
+        # Of the whole model: a shallow one may get other layouts.
+        distributions.append(distribute(model, mesh, layout, sequence))
         cut(model)
 
     step = AbstractStep(build, job.batch, job.seq, job.kind, change)
-    layout = job.layout
-    layout = layout.load() if hasattr(layout, "load") else layout
-    sequence = "model" if "sequence" in job.changes else None
-    distribution = distribute(step.model, mesh, layout, sequence)
+    (distribution,) = distributions
     lowered = step.lower(distribution)
     names = [v.path for v in variables_of(step.model)]
     found, is_new = compiled(lowered, job.topology, mesh, names)

@@ -74,25 +74,21 @@ class AbstractStep:
         """
         devices = list(distribution.device_mesh.devices.flat)
         platform = devices[0].platform
-        keras.distribution.set_distribution(distribution)
-        try:
-            with steps.looking_like(devices):
-                self.place(distribution)
-                step, state = steps.step_of(self.model, self.kind)
-                batch = keras.tree.map_structure(
-                    lambda leaf: shape_of_placed(
-                        tuple(leaf.shape),
-                        leaf.dtype,
-                        sharding_of(distribution.get_data_layout(leaf.shape)),
-                    ),
-                    self.data,
-                )
-                self.arguments = (state, batch)
-                return step.trace(state, batch).lower(
-                    lowering_platforms=(platform,)
-                )
-        finally:
-            keras.distribution.set_distribution(None)
+        with distribution.scope(), steps.looking_like(devices):
+            self.place(distribution)
+            step, state = steps.step_of(self.model, self.kind)
+            batch = keras.tree.map_structure(
+                lambda leaf: shape_of_placed(
+                    tuple(leaf.shape),
+                    leaf.dtype,
+                    sharding_of(distribution.get_data_layout(leaf.shape)),
+                ),
+                self.data,
+            )
+            self.arguments = (state, batch)
+            return step.trace(state, batch).lower(
+                lowering_platforms=(platform,)
+            )
 
     @property
     def argument_bytes(self):
