@@ -421,6 +421,19 @@ class TestSchedule:
         assert found.exchange == pytest.approx(1e-3 + 5e-4 + 2e-4 + 3e-4)
         assert found.total == pytest.approx(2e-3)
 
+    def test_what_is_unknown_is_said(self):
+        assert schedule.what_is_unknown(program.parse(KNOWN)) == []
+        text = KNOWN.replace(
+            "fusion(%a), kind=kLoop, calls=%add, "
+            'backend_config={"estimated_cycles":"1500000"}',
+            'custom-call(%a), custom_call_target="tpu_custom_call"',
+        )
+        text = text.replace(', backend_config={"known_trip_count"', ", x={")
+        text = text.replace("direction=LT", "")
+        loop, kernel = schedule.what_is_unknown(program.parse(text))
+        assert "'w' runs an unknown number of times" in loop
+        assert "1 calls of hand-written kernels" in kernel
+
 
 def mesh_plan(axes, peak, seconds, compute=0.0):
     return MeshPlan(

@@ -167,11 +167,7 @@ def _figures(job, cut):
         "rows": rows,
         "tokens": tokens,
         "notes": _unused_axes(step.model, distribution)
-        + [
-            f"the loop {name!r} runs an unknown number of times, and counts "
-            "once"
-            for name in program.loops_of_unknown_length
-        ],
+        + schedule.what_is_unknown(program),
         "largest": _largest(variables_of(step.model)),
         "too_large": found["too_large"],
         "blocks": bool(cut.blocks),

@@ -11,6 +11,9 @@ import dataclasses
 
 from keras_meshdist.planner.collectives import kind_of
 
+# How a program calls a kernel that was written for TPUs by hand.
+_KERNEL = 'custom_call_target="tpu_custom_call"'
+
 
 @dataclasses.dataclass(frozen=True)
 class Duration:
@@ -121,3 +124,23 @@ class Walk:
             if any(other is line for other in lines):
                 return self._program.runs.get(name, 1)
         return 1
+
+
+def what_is_unknown(program):
+    """Returns sentences about what the estimate can't know, as a list."""
+    found = [
+        f"the loop {name!r} runs an unknown number of times, and counts once"
+        for name in program.loops_of_unknown_length
+    ]
+    kernels = sum(
+        times
+        for name, times in program.runs.items()
+        for line in program.computations.get(name, ())
+        if _KERNEL in line.attributes and not line.cycles
+    )
+    if kernels:
+        found.append(
+            f"{kernels} calls of hand-written kernels take a time that the "
+            "compiler doesn't estimate, and count as nothing"
+        )
+    return found
