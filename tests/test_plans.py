@@ -389,6 +389,7 @@ class TestSteps:
         assert found["error"] is None, found["traceback"]
         return found
 
+    @pytest.mark.extra
     def test_kinds_of_steps(self):
         axes = {"batch": 8, "model": 1}
         train, test, predict = (
@@ -404,6 +405,7 @@ class TestSteps:
         assert {c["axes"][0] for c in train["collectives"]} == {"batch"}
         assert not predict["collectives"]
 
+    @pytest.mark.extra
     def test_weights_are_counted_as_they_lie(self):
         whole = 4 * (1024 * 4096 * 2 + 1024 * 16)
         rest = 4 * (4096 + 1024 + 16)
