@@ -398,6 +398,7 @@ class TestNetwork:
         net = network.Network(CHIPS["v5e"], (1, 2), coords, [0, 0, 1, 1])
         found = net.exchange_of("all-reduce", 3.125e9, ((0, 2), (1, 3)))
         assert found.between_slices
+        assert not found.neighbours
         assert found.seconds == pytest.approx(1.0)
 
     def test_permutation_to_a_neighbour(self):

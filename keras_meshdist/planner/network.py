@@ -96,7 +96,9 @@ class Network:
             seconds += share / self.chip.network_bandwidth
         if kind == "all-reduce":
             seconds *= 2
-        return Exchange(seconds, way.neighbours, way.rings, way.slices > 1)
+        apart = way.slices > 1
+        near = way.neighbours and not apart
+        return Exchange(seconds, near, way.rings and not apart, apart)
 
     def _permute(self, size, pairs):
         loads, apart, hops = collections.Counter(), False, 0
