@@ -28,6 +28,9 @@ LEFT_OUT = {
     ("keras_meshdist.demo.command", "run"),
     ("keras_meshdist.coordination", "posts"),
     ("keras_meshdist.joining", "initialize"),
+    # And these on models that are planned.
+    ("keras_meshdist.planner.plan", "plan"),
+    ("keras_meshdist.planner.remat", "remat_blocks"),
 }
 # These start processes.
 SEVERAL = {"main", "Cluster", "environment", "run_script"}
@@ -72,6 +75,7 @@ def given():
         "console": Console(),
         "coordination": coordination,
         "environments": environments,
+        "f": lambda x: x + 1,
         "dataset": x,
         "device_mesh": mesh,
         "dist": dist,
@@ -140,6 +144,7 @@ def namespace(request, tmp_path, monkeypatch):
         if name == "distribute_model":
             model.fit(found["x"], found["y"], verbose=0)
         model.save("model.keras")
+        model.save_weights("model.weights.h5")
         if name == "restore":
             checkpoint = kmd.callbacks.Checkpoint("checkpoints", "loss")
             model.fit(found["x"], found["y"], verbose=0, callbacks=[checkpoint])
