@@ -18,10 +18,11 @@ def initialize_again(seeds=None):
     forget_seeds()
     if seeds is not None:
         keras.utils.set_random_seed(seeds[jax.process_index()])
-    kmd.initialize()
-    drawn = np.random.permutation(1000).tolist()
-    keras.utils.set_random_seed(0)
-    return {"drawn": drawn}
+    try:
+        kmd.initialize()
+        return {"drawn": np.random.permutation(1000).tolist()}
+    finally:
+        keras.utils.set_random_seed(0)
 
 
 def initialize_otherwise():

@@ -72,12 +72,14 @@ def seeds(mine):
     forget_seeds()
     if mine is not None:
         keras.utils.set_random_seed(mine[jax.process_index()])
-    dist = _dist({"m": 2, "b": -1})
-    with dist.scope():
-        layer = keras.layers.Dense(3)
-        layer.build((None, 4))
-        shuffled = np.random.permutation(100)
-    keras.utils.set_random_seed(0)
+    try:
+        dist = _dist({"m": 2, "b": -1})
+        with dist.scope():
+            layer = keras.layers.Dense(3)
+            layer.build((None, 4))
+            shuffled = np.random.permutation(100)
+    finally:
+        keras.utils.set_random_seed(0)
     weights = layer.kernel.value.addressable_shards
     return [np.array(s.data).tobytes() for s in weights], shuffled.tolist()
 
