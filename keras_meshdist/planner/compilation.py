@@ -17,6 +17,10 @@ class RefusedError(Exception):
     """The compiler refuses a program."""
 
 
+class OutOfMemoryError(RefusedError):
+    """A chip has no memory for a program, nor even for a part of it."""
+
+
 def compiled(lowered, topology, mesh, names):
     """Compiles a step, unless the same has been compiled before.
 
@@ -84,7 +88,7 @@ def compiled(lowered, topology, mesh, names):
 def refused(error):
     """Returns a `RefusedError` that says in plain words what is wrong."""
     if _TOO_LARGE in str(error):
-        return RefusedError(f"out of memory at compile time: {_plain(error)}")
+        return OutOfMemoryError(_plain(error))
     return RefusedError(
         f"the compiler refuses: {type(error).__name__}: {first_line(error)}"
     )

@@ -16,7 +16,11 @@ from keras_meshdist.pieces import axes_of
 from keras_meshdist.planner import schedule
 from keras_meshdist.planner.blocks import Cut
 from keras_meshdist.planner.collectives import collectives_of, summed
-from keras_meshdist.planner.compilation import RefusedError, compiled
+from keras_meshdist.planner.compilation import (
+    OutOfMemoryError,
+    RefusedError,
+    compiled,
+)
 from keras_meshdist.planner.example import rows_of
 from keras_meshdist.planner.network import Network
 from keras_meshdist.planner.products import flops_of_loops
@@ -141,7 +145,19 @@ def _figures(job, cut):
     (distribution,) = distributions
     lowered = step.lower(distribution)
     names = [v.path for v in variables_of(step.model)]
-    found, is_new = compiled(lowered, job.topology, mesh, names)
+    try:
+        found, is_new = compiled(lowered, job.topology, mesh, names)
+    except OutOfMemoryError as error:
+        gib = 2**30
+        largest = ", ".join(
+            f"{path} {size / gib:.2f} GiB"
+            for path, size in _largest(variables_of(step.model))
+        )
+        raise RefusedError(
+            "out of memory at compile time, on a chip which has "
+            f"{job.topology.chip.hbm_bytes / gib:.2f} GiB; the largest "
+            f"variables: {largest}; the compiler says: {error}"
+        ) from error
     program = parse(found["text"])
     collectives = collectives_of(program, mesh.axis_names, mesh.shape)
     coords = [_coords(device) for device in mesh.devices.flat]
