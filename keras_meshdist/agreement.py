@@ -7,6 +7,7 @@ answers, so that all come to the same verdict.
 """
 
 import collections
+import math
 import pickle
 import sys
 import threading
@@ -231,3 +232,49 @@ class Board:
         """Says that this process makes no more calls."""
         self._state["left"] = True
         self.post()
+
+
+class Meetings:
+    """At which batches of a pass the processes meet: at all, as a rule.
+
+    If they know the rows of all batches beforehand, as of arrays, and reading
+    can't fail, all go on alike without a word. They still meet about once a
+    second: to compare what several hold, and for one that was asked to end.
+    """
+
+    _MOST, _SECONDS = 64, 1.0
+
+    def __init__(self):
+        self._met: tuple[int, float] | None = None
+        self._steps = 1
+        self._next = 0
+
+    def may_skip(self, step: int) -> bool:
+        """Whether all go on to this batch without a word."""
+        return step < self._next
+
+    def pace(self, step: int) -> float:
+        """The seconds that a batch took here since the processes met."""
+        if self._met is None:
+            return math.inf
+        before, then = self._met
+        return (time.perf_counter() - then) / (step - before)
+
+    def agreed(self, step: int, answers: list[Any]) -> None:
+        """Reckons where they meet next, from what all said at this batch.
+
+        Args:
+            step: int, the batch.
+            answers: list with `known` and `pace` of each process: what tells
+                the rows of all batches, or `None`, and what `pace` returned.
+        """
+        known = {said.known for said in answers}
+        if len(known) > 1 or None in known:
+            return
+        slowest = max(said.pace for said in answers)
+        # Steps are only begun when their batches are read, so that the first
+        # ones look quicker than they are.
+        within = int(self._SECONDS / slowest) if slowest else self._MOST
+        self._steps = max(1, min(2 * self._steps, within, self._MOST))
+        self._met = step, time.perf_counter()
+        self._next = step + self._steps

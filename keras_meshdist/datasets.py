@@ -17,16 +17,14 @@ from keras_meshdist import verdicts
 from keras_meshdist.arrays import ArrayRows
 from keras_meshdist.feeds import Feeds
 
-# Contents are compared at the first batch of a pass, and at every so many.
-_CONTENTS_EVERY = 64
-
 
 @dataclasses.dataclass(frozen=True)
 class Said:
     """What a process says of a batch; `rows` is `None` at a dataset's end.
 
     `assigned` is what variables were given since the pass before; `leaving`,
-    whether the process was asked to end.
+    whether the process was asked to end. `known` gives the rows of all batches
+    of the pass, if that is known; `pace`, the seconds that a batch took.
     """
 
     rows: int | None
@@ -36,6 +34,8 @@ class Said:
     empty: Any = None
     assigned: tuple[tuple[str, int], ...] = ()
     leaving: bool = False
+    known: Any = None
+    pace: float = 0.0
 
 
 class GlobalDataset:
@@ -49,23 +49,21 @@ class GlobalDataset:
         self._place = place
 
     def describe(
-        self, batch: Any, step: int, epoch_steps: int | None, first: bool
+        self, batch: Any, step: int, epoch_steps: int | None, contents: bool
     ) -> Said:
         """Returns what there is to say of a batch.
 
         Args:
             batch: nested structure of arrays.
-            step: int, which batch it is; of some the contents are said too.
+            step: int, which batch it is, counted from 0.
             epoch_steps: int, how many batches an epoch takes, if it is known.
-            first: bool, whether it is the first that is read. Its contents are
-                always said.
+            contents: bool, whether to say a digest of the contents too.
 
         Returns:
             A `Said`.
         """
         leaves = _leaves(batch)
-        compared = first or step % _CONTENTS_EVERY == 0
-        digest = _digest(leaves) if compared else None
+        digest = _digest(leaves) if contents else None
         return Said(
             _rows(leaves), _structure(batch, leaves), digest, epoch_steps
         )
@@ -117,7 +115,7 @@ class OwnFeeds:
         self._place = place
 
     def describe(
-        self, batch: Any, step: int, epoch_steps: int | None, first: bool
+        self, batch: Any, step: int, epoch_steps: int | None, contents: bool
     ) -> Said:
         """Returns what there is to say of a batch; see `GlobalDataset`.
 
@@ -140,11 +138,10 @@ class OwnFeeds:
                     f"rows. Received: batch {step} (counted from 0) with "
                     f"shapes {[np.shape(leaf) for leaf in leaves]}."
                 )
-        compared = first or step % _CONTENTS_EVERY == 0
         return Said(
             rows,
             _structure(batch, leaves),
-            _digest(leaves) if compared and not self._alone else None,
+            _digest(leaves) if contents and not self._alone else None,
             epoch_steps,
             keras.tree.map_structure(_empty, batch),
         )

@@ -18,6 +18,8 @@ import keras
 from keras_meshdist import agreement, weights
 from keras_meshdist.datasets import GlobalDataset, OwnFeeds, Said
 
+# Contents are compared at the first batch of a pass, and at every so many.
+_CONTENTS_EVERY = 64
 # A thread costs a tenth of a millisecond, and the interpreter's lock more;
 # steps run beside a quicker read anyhow, for JAX is asynchronous.
 _WORTH_A_THREAD = 0.0005
@@ -42,6 +44,8 @@ class Reader:
         assigned: `weights.Assigned`, compared before the first batch.
         followed: `positions.Pass`, which says how many batches to pass over,
             and is told how many were taken.
+        known: what gives the rows of all batches of the pass, such as those of
+            an array and of a batch; `None` if only reading them does.
     """
 
     def __init__(
@@ -53,10 +57,13 @@ class Reader:
         scope: Callable[[], Any] = contextlib.nullcontext,
         assigned: weights.Assigned | None = None,
         followed: Any = None,
+        known: Any = None,
     ):
         source = iter(source)
         self._epoch_steps = epoch_steps
-        self._read = _Pass(source, kind, board, epoch_steps, assigned, followed)
+        self._read = _Pass(
+            source, kind, board, epoch_steps, assigned, followed, known
+        )
         self.followed = followed
         if followed:
             followed.reader = weakref.ref(self)
@@ -149,13 +156,17 @@ class _Ahead(threading.Thread):
 class _Pass:
     """Reads one batch after the other, of one pass over a dataset."""
 
-    def __init__(self, source, kind, board, epoch_steps, assigned, followed):
+    def __init__(
+        self, source, kind, board, epoch_steps, assigned, followed, known
+    ):
         self._source = source
         self._kind = kind
         self._board = board
         self._epoch_steps = epoch_steps
         self._assigned = assigned
         self._followed = followed
+        self._known = known
+        self._meetings = agreement.Meetings()
         self._first: int | None = None
         self._number: int | None = None
         self._closed = False
@@ -215,11 +226,14 @@ class _Pass:
         self._board.reading(True)
         try:
             batch = None if self._ended else self._from_source(step)
+            if self._meetings.may_skip(step):
+                return batch, None
             if self._ended:
                 return None, Said(None, epoch_steps=self._epoch_steps)
-            first = step == self._first
+            first, known = step == self._first, self._known is not None
+            contents = first or known or step % _CONTENTS_EVERY == 0
             return batch, self._kind.describe(
-                batch, step, self._epoch_steps, first
+                batch, step, self._epoch_steps, contents
             )
         except BaseException as error:
             self._board.fail(self._number, step, error)
@@ -239,9 +253,12 @@ class _Pass:
             return None
 
     def _agree(self, step: int, said: Said | None) -> list[Said] | None:
-        if self._board is None:
+        if self._board is None or self._meetings.may_skip(step):
             return None
         first = step == self._first
+        if self._known is not None:
+            pace = self._meetings.pace(step)
+            said = dataclasses.replace(said, known=self._known, pace=pace)
         if first and self._assigned:
             said = dataclasses.replace(said, assigned=self._assigned.take())
         if self._followed:
@@ -255,6 +272,7 @@ class _Pass:
         if self._followed and any(said.leaving for said in answers):
             self._followed.leave_after(step + 1)
         self._kind.check(step, answers)
+        self._meetings.agreed(step, answers)
         return answers
 
     def close(self, step: int) -> None:

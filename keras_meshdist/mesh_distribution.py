@@ -192,7 +192,7 @@ class MeshDistribution(MeshWeights):
 
     # What the hooks call.
 
-    def read(self, source, epoch_steps, followed=None):
+    def read(self, source, epoch_steps, followed=None, known=None):
         return inputs.Reader(
             source,
             self._dataset,
@@ -201,6 +201,7 @@ class MeshDistribution(MeshWeights):
             self.scope,
             self._assigned,
             followed,
+            known,
         )
 
     def epoch_length(self, batches):

@@ -113,3 +113,20 @@ def half_other_dtype(process):
 def uneven(process):
     for x, y in batches():
         yield x, y[1:]
+
+
+def many_rows(process):
+    x = np.random.default_rng(0).normal(size=(8 * 300, 4)).astype("float32")
+    return x, x[:, :2]
+
+
+def one_row_more(process):
+    x, y = many_rows(process)
+    return x[: 2390 + process], y[: 2390 + process]
+
+
+def other_half(process):
+    """The second half has other contents, which no first batch shows."""
+    x, y = many_rows(process)
+    x[1200:] += process
+    return x, y

@@ -120,3 +120,23 @@ def open_length():
         "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
     return model
+
+
+def vision():
+    """A ViT, whose attention has no mask; large enough for fused kernels."""
+    import keras_hub
+
+    backbone = keras_hub.models.ViTBackbone(
+        image_shape=(240, 240, 3),
+        patch_size=16,
+        num_layers=2,
+        num_heads=4,
+        hidden_dim=512,
+        mlp_dim=1024,
+    )
+    outputs = keras.layers.Dense(16, name="head")(backbone.output[:, 0])
+    model = keras.Model(backbone.input, outputs)
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return model

@@ -205,6 +205,38 @@ def predict_often(axes):
         return seen
 
 
+def fit_arrays(axes, arrays, batch_size=8, timeout=8.0):
+    """Trains on arrays that a function makes of the process' number.
+
+    Returns the losses, or the error, and how often the processes agreed.
+    """
+    import jax
+    import keras
+
+    import keras_meshdist as kmd
+
+    keras.utils.set_random_seed(3)
+    dist = kmd.ModelParallel(
+        layout_map=kmd.LayoutMap(kmd.make_mesh(axes)),
+        batch_dim_name="b",
+        data_timeout=timeout,
+    )
+    agree, agreed = dist._board.agree, []
+    dist._board.agree = lambda *a: agreed.append(a[1]) or agree(*a)
+    try:
+        with dist.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+            arguments = {"batch_size": batch_size, "verbose": 0}
+            x, y = arrays(jax.process_index())
+            history = model.fit(x, y, shuffle=False, **arguments)
+            return history.history["loss"], agreed
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", agreed
+    finally:
+        del dist._board.agree
+
+
 def count_rows(auto_shard_dataset, rows=37):
     """How often a metric sees each row, on all processes."""
     import keras

@@ -77,6 +77,33 @@ def test_a_read_that_takes_too_long_is_an_error_on_all():
     assert time.monotonic() - began < 30
 
 
+def fit_arrays(arrays):
+    return shared_cluster(2, 4).call(processes.fit_arrays, MESH, arrays)
+
+
+def test_arrays_need_few_agreements():
+    """Their rows are known, so that a quick step needn't wait for one."""
+    (losses, agreed), (others, _) = fit_arrays(datasets.many_rows)
+    assert losses == others
+    # Not before steps are known to be quick, and then each time twice as far.
+    assert len(agreed) < 60
+    assert agreed[:3] == [0, 0, 1]  # Keras builds the model with the first
+
+
+def test_arrays_of_different_length():
+    (first, agreed), (second, _) = fit_arrays(datasets.one_row_more)
+    assert first == second
+    assert "batch 298 (" in first
+    assert "process 0: 6 rows; process 1: 7 rows" in first
+    assert agreed == [0, *range(299)]
+
+
+def test_arrays_that_differ_later_are_an_error():
+    (first, _), (second, _) = fit_arrays(datasets.other_half)
+    assert first == second
+    assert "different contents" in first
+
+
 def test_training_goes_on_after_an_error():
     fit(datasets.other_contents, epochs=1)
     first, second = fit(datasets.same, epochs=1)

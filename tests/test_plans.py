@@ -545,3 +545,15 @@ class TestHub:
         tables = 64 * 32 + 32
         blocks = weights["weights"] - 4 * tables / 4
         assert cut["bytes"]["weights"] == 4 * tables / 4 + blocks / 3
+
+    @needs_libtpu
+    def test_attention_without_a_mask(self):
+        """Keras' fused kernel for it can't be split over a mesh."""
+        for axes in (("model", 4), ("batch", 2)), (("batch", 4), ("model", 2)):
+            job = Job(plans.vision, topology_of("v5e-8"), axes, 8)
+            found = job.answer()
+            assert found["error"] is None, found["traceback"]
+            assert any(
+                c["axes"] == ["model"] and "attention" in c["source"]
+                for c in found["collectives"]
+            )

@@ -32,7 +32,8 @@ def rows_of_arrays(adapter):
         adapter: `ArrayDataAdapter`.
 
     Returns:
-        Iterator of batches of `ArrayRows`; sparse arrays as Keras gives them.
+        A tuple: iterator of batches of `ArrayRows`, sparse arrays as Keras
+        gives them; and the numbers that tell how many rows each batch has.
     """
 
     def rows(sliceable, indices):
@@ -49,7 +50,8 @@ def rows_of_arrays(adapter):
     arrays = array_slicing.convert_to_sliceable(
         adapter._inputs, target_backend="jax"
     )
-    return adapter._get_iterator(rows, arrays)
+    known = adapter._num_samples, adapter._batch_size, adapter._size
+    return adapter._get_iterator(rows, arrays), known
 
 
 def _is_dense(sliceable):

@@ -64,16 +64,16 @@ def get_iterator(keras_method):
             steps *= self.steps_per_execution
         progress = distribution.progress
         followed = progress and progress.start_pass(self)
-        adapter = self.data_adapter
+        adapter, known = self.data_adapter, None
         if distribution.reads_rows and isinstance(
             adapter, data_adapters.ArrayDataAdapter
         ):
-            source = rows_of_arrays(adapter)
+            source, known = rows_of_arrays(adapter)
         else:
             source = adapter.get_jax_iterator()
         if followed:
             shuffle_again(adapter, followed.passes_before)
-        return distribution.read(source, steps, followed)
+        return distribution.read(source, steps, followed, known)
 
     return hook
 
