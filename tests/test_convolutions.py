@@ -107,6 +107,15 @@ def close(got, expected):
         )
 
 
+@pytest.fixture
+def quick_compilation():
+    """How programs are partitioned is the same, and they compile faster."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "kind",
     [
