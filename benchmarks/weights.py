@@ -199,7 +199,7 @@ def saves(gib, folder, turns):
     import orbax.checkpoint as ocp
 
     import keras_meshdist as kmd
-    from keras_meshdist.checkpoints import digests, together
+    from keras_meshdist.checkpoints import together
     from keras_meshdist.checkpoints.keys import variables_of
     from keras_meshdist.checkpoints.store import Store
 
@@ -217,11 +217,7 @@ def saves(gib, folder, turns):
                     dist.ask(None, "to begin")
                     began = time.perf_counter()
                     if who == "ours":
-                        values = {
-                            "values": arrays,
-                            "digests": digests.of_arrays(arrays),
-                        }
-                        store.save(turn, values, {})
+                        store.save(turn, arrays, {})
                         lets_go = time.perf_counter() - began
                         together.settle(dist, store)
                     else:

@@ -56,7 +56,8 @@ class FileArray:
     """An array in a file, of which each device's part is read for it.
 
     Args:
-        mapped: `np.memmap` of a whole array.
+        mapped: `np.memmap` of an array, or a view of one, such as its
+            transpose.
         dtype: dtype that it is to have.
     """
 
@@ -72,9 +73,11 @@ class FileArray:
 
     @staticmethod
     def takes(value):
-        """Whether a value is an array in a file, and not a part of one."""
-        return isinstance(value, np.memmap) and isinstance(
-            value.base, mmap.mmap
+        """Whether a value is still in a file, and as it is there."""
+        return (
+            isinstance(value, np.memmap)
+            and isinstance(_file_of(value).base, mmap.mmap)
+            and value.mode != "c"  # changed in memory
         )
 
     def __getitem__(self, index):
@@ -83,11 +86,13 @@ class FileArray:
         if not part.ndim:
             read[...] = part
             return read
-        # A part of each row, but memory is mapped for whole rows and more.
-        row = max(1, self._mapped.nbytes // max(1, self.shape[0]))
-        rows = max(1, self._AT_A_TIME // row)
-        for start in range(0, len(part), rows):
-            some = slice(start, start + rows)
+        # Along the dimension that varies slowest in the file. Of each row a
+        # part is read, but memory is mapped for whole rows and more.
+        strides = np.abs(part.strides) * np.greater(part.shape, 1)
+        slowest = int(np.argmax(strides))
+        rows = max(1, self._AT_A_TIME // max(1, int(strides[slowest])))
+        for start in range(0, part.shape[slowest], rows):
+            some = (slice(None),) * slowest + (slice(start, start + rows),)
             read[some] = part[some]
             self._leave()
         return read
@@ -97,9 +102,11 @@ class FileArray:
 
     def digest(self):
         """Returns a checksum of some of the elements, all over the array."""
-        flat = self._mapped.reshape(-1)
+        flat = _file_of(self._mapped).reshape(-1)
         last = max(0, flat.size - self._ELEMENTS)
-        digest = zlib.crc32(f"{self.shape}{self._mapped.dtype}".encode())
+        known = self.shape, self._mapped.strides, self._mapped.dtype
+        first = self._mapped.ctypes.data - flat.ctypes.data
+        digest = zlib.crc32(f"{known}{first}".encode())
         for start in np.linspace(0, last, self._PLACES).astype(int):
             some = np.array(flat[start : start + self._ELEMENTS])
             digest = zlib.crc32(some.view(np.uint8).data, digest)
@@ -108,4 +115,11 @@ class FileArray:
 
     def _leave(self):
         """Gives the memory back that was read into."""
-        self._mapped.base.madvise(mmap.MADV_DONTNEED)
+        _file_of(self._mapped).base.madvise(mmap.MADV_DONTNEED)
+
+
+def _file_of(value):
+    """Returns the array of which another one is a view."""
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return value

@@ -1,24 +1,20 @@
 """Initial values of variables: drawn where they lie, or not drawn at all.
 
 Keras draws a value on one device and then splits it. A large one is drawn in
-shards here. One program for the whole of an initializer would round otherwise
-than Keras does on one device, operation by operation; so it is a program for
-each operation, and each device computes its part of it.
+shards here.
 """
 
 import contextlib
 import contextvars
 import copy
-import functools
 import math
 import weakref
 
 import jax
 import jax.numpy as jnp
 import keras
-from jax.extend.core import Literal
 
-from keras_meshdist import keras_hooks
+from keras_meshdist import drawing, keras_hooks
 from keras_meshdist.layout import sharding_of
 
 # Bytes up to which a value may be whole on one device for a moment: to compile
@@ -72,16 +68,6 @@ def skip_initializers():
         variable = reference()
         if variable is not None and not keras_hooks.has_value(variable):
             variable.value  # noqa: B018
-
-
-class _Seed(keras.random.SeedGenerator):
-    """A seed that was drawn before."""
-
-    def __init__(self, value):
-        self._value = value
-
-    def next(self, ordered=True):
-        return self._value
 
 
 class _Later:
@@ -155,9 +141,8 @@ def draw(initializer, shape, dtype, sharding):
     """
     if not _is_random(initializer):
         one = initializer((), dtype=dtype)
-        return _fill(shape, str(one.dtype), sharding)(one)
-    seed = initializer.seed.next()
-    return _steps(_Kind(initializer), shape, dtype, sharding)(seed)
+        return drawing.fill(shape, str(one.dtype), sharding)(one)
+    return drawing.draw(initializer, shape, dtype, sharding)
 
 
 def _is_known(initializer):
@@ -176,93 +161,5 @@ def _is_random(initializer):
 
 def _with_drawn_seed(initializer):
     drawn = copy.copy(initializer)
-    drawn.seed = _Seed(keras_hooks.draw_seed(initializer.seed))
+    drawn.seed = drawing.DrawnSeed(keras_hooks.draw_seed(initializer.seed))
     return drawn
-
-
-class _Kind:
-    """Initializers that differ in their seeds only are equal."""
-
-    def __init__(self, initializer):
-        self.initializer = initializer
-        settings = {
-            name: repr(value)
-            for name, value in vars(initializer).items()
-            if name not in ("seed", "_init_seed")
-        }
-        self._key = type(initializer), tuple(sorted(settings.items()))
-
-    def __hash__(self):
-        return hash(self._key)
-
-    def __eq__(self, other):
-        return self._key == other._key
-
-    def values(self, seed, shape, dtype):
-        seeded = copy.copy(self.initializer)
-        seeded.seed = _Seed(seed)
-        return seeded(shape, dtype=dtype)
-
-
-@functools.lru_cache(maxsize=256)
-def _fill(shape, dtype, sharding):
-    return jax.jit(
-        lambda value: jnp.broadcast_to(value.astype(dtype), shape),
-        out_shardings=sharding,
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _steps(kind, shape, dtype, sharding):
-    """Returns a function from a seed to a value, an operation after another."""
-    whole = jax.sharding.NamedSharding(
-        sharding.mesh, jax.sharding.PartitionSpec()
-    )
-    traced = jax.make_jaxpr(lambda seed: kind.values(seed, shape, dtype))(
-        jnp.zeros((2,), keras_hooks.seed_dtype())
-    )
-    jaxpr = traced.jaxpr
-    programs = [
-        jax.jit(
-            functools.partial(_apply, equation.primitive, equation.params),
-            out_shardings=[
-                sharding if v.aval.shape == shape else whole
-                for v in equation.outvars
-            ],
-        )
-        for equation in jaxpr.eqns
-    ]
-    last = {
-        v: i
-        for i, equation in enumerate(jaxpr.eqns)
-        for v in equation.invars
-        if not isinstance(v, Literal)
-    }
-
-    def run(seed):
-        values = dict(zip(jaxpr.constvars, traced.consts, strict=True))
-        # All processes have it, and a device of each isn't enough.
-        values[jaxpr.invars[0]] = jax.device_get(seed)
-
-        def read(v):
-            # Known to the program, a number would be computed with otherwise.
-            if isinstance(v, Literal):
-                return jnp.asarray(v.val, v.aval.dtype)
-            return values[v]
-
-        for i, (equation, program) in enumerate(
-            zip(jaxpr.eqns, programs, strict=True)
-        ):
-            outputs = program(*map(read, equation.invars))
-            for v in equation.invars:
-                if not isinstance(v, Literal) and last[v] == i:
-                    values.pop(v, None)
-            values.update(zip(equation.outvars, outputs, strict=True))
-        return read(jaxpr.outvars[0])
-
-    return run
-
-
-def _apply(primitive, settings, *values):
-    found = primitive.bind(*values, **settings)
-    return list(found) if primitive.multiple_results else [found]

@@ -137,8 +137,9 @@ class LayoutMap(keras.distribution.LayoutMap):
       as tuples.
     - A rule means the same on every version of Keras. A path takes the rule
       that is equal to it; else the one that matches all of it; else, and only
-      if nothing matched, the one that matches a part of it, with a warning. A
-      part of the path of a layer's output must have `output` in it.
+      if nothing matched, the one that matches a part of it, with a warning.
+      The part takes the variable's name whole or not at all, and that of a
+      layer's output must have `output` in it.
       Two rules that match equally well are an error.
 
     Example:
@@ -228,9 +229,14 @@ def matching_rules(layout_map, path, search=True):
 
 
 def _matches_part(rule, path):
-    # A part of a layer's path alone means the layer's variables.
-    named = len(path) - len("output") if path.endswith("/output") else 0
-    return any(part.end() > named for part in re.finditer(rule, path))
+    # The beginning of a variable's name is another name: a rule for `kernel`
+    # doesn't mean the `kernel_scale` of a quantized layer.
+    name, whole = path.rfind("/") + 1, len(path)
+    ends = {part.end() for part in re.finditer(rule, path)}
+    if path.endswith("/output"):
+        # A part of a layer's path alone means the layer's variables.
+        return whole in ends
+    return any(end <= name or end == whole for end in ends)
 
 
 def find_rule(layout_map, path, search=True):

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from tests import saved
+from tests import saved, written
 
 
 def build(seed):
@@ -83,6 +83,13 @@ def load(axes, folder, skip):
         return values(backbone), table.size // int(np.prod(shard))
     finally:
         keras.distribution.set_distribution(None)
+
+
+def read(axes, folder):
+    """Loads; returns the bytes of each part that is read of a large tensor."""
+    with written.counted() as parts:
+        load(axes, folder, True)
+    return parts
 
 
 def fail(axes, folder):

@@ -37,9 +37,9 @@ def distribution(name):
     axes, rows = MESHES[name]
     layout_map = kmd.LayoutMap(kmd.make_mesh(axes))
     others = [axis for axis in axes if axis not in rows] or ["fsdp"]
-    layout_map[".*up/kernel$"] = (None, others[0])
-    layout_map[".*up/bias$"] = (others[0],)
-    layout_map[".*down/kernel$"] = (others[0], None)
+    layout_map[".*up/kernel"] = (None, others[0])
+    layout_map[".*up/bias"] = (others[0],)
+    layout_map[".*down/kernel"] = (others[0], None)
     return kmd.ModelParallel(layout_map=layout_map, batch_dim_name=rows)
 
 

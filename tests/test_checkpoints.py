@@ -1,5 +1,6 @@
 """Checkpoints: bit-equal on any other mesh, and resumed mid-epoch."""
 
+import json
 import signal
 
 import jax
@@ -278,18 +279,26 @@ class TestKeys:
 
 class TestDigests:
     @parameterized.expand(
-        ["float32", "bfloat16", "float16", "int8", "uint8", "bool", "int32"]
+        [
+            *("float32", "bfloat16", "float16", "int8", "uint8", "bool"),
+            *("int32", "int4", "complex64"),
+        ]
     )
     def test_each_element_counts(self, dtype):
         rng = np.random.default_rng(0)
-        values = rng.integers(0, 2, size=(6, 8)).astype(dtype)
+        values = rng.integers(0, 2, size=(6, 8)).astype(jax.numpy.dtype(dtype))
         expected = digests.of_arrays({"a": jax.numpy.asarray(values)})
         mesh = jax.sharding.Mesh(np.reshape(jax.devices(), (2, 4)), ("a", "b"))
-        spread = jax.sharding.NamedSharding(
-            mesh, jax.sharding.PartitionSpec("a", "b")
-        )
-        found = digests.of_arrays({"a": jax.device_put(values, spread)})
-        assert not digests.different(expected, found)
+        for spec in (("a", "b"), ("a", None), (None, ("b", "a")), ()):
+            spread = jax.device_put(
+                values,
+                jax.sharding.NamedSharding(
+                    mesh, jax.sharding.PartitionSpec(*spec)
+                ),
+            )
+            for function in (digests.of_arrays, digests.on_devices):
+                found = function({"a": spread})
+                assert not digests.different(expected, found)
         for place in np.ndindex(values.shape):
             other = values.copy()
             other[place] = (
@@ -300,6 +309,38 @@ class TestDigests:
         other = values[::-1]
         found = digests.of_arrays({"a": jax.numpy.asarray(other)})
         assert digests.different(expected, found)
+
+    @parameterized.expand([((),), ((1,),), ((0, 3),), ((4, 1),), ((2, 3, 4),)])
+    def test_shapes(self, shape):
+        array = jax.numpy.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+        assert not digests.different(
+            digests.of_arrays({"a": array}), digests.on_devices({"a": array})
+        )
+
+    def test_large_arrays_are_added_up_in_portions(self, monkeypatch):
+        arrays = {
+            str(shape): jax.random.normal(jax.random.key(0), shape)
+            for shape in ((300,), (7, 100), (100, 7), (5, 6, 9))
+        }
+        expected = digests.on_devices(arrays)
+        for elements in (1, 5, 64):
+            monkeypatch.setattr(digests, "_AT_A_TIME", elements)
+            found = digests.of_arrays(arrays)
+            assert not digests.different(expected, found)
+
+    def test_signs_count(self):
+        values = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
+        expected = digests.of_arrays({"a": jax.numpy.asarray(values)})
+        found = digests.of_arrays({"a": jax.numpy.asarray(-values)})
+        assert digests.different(expected, found) == ["a"]
+
+    def test_values_before_they_are_donated(self):
+        array = jax.numpy.arange(4096.0)
+        expected = digests.of_arrays({"a": array})["a"]
+        later = digests.begin({"a": array})
+        step = jax.jit(lambda x: x + 1, donate_argnums=0)
+        jax.block_until_ready(step(step(array)))
+        np.testing.assert_array_equal(later()[0], expected)
 
 
 class TestErrors:
@@ -426,6 +467,24 @@ class TestErrors:
             else:
                 largest.unlink()
             with pytest.raises(OSError, match=r"step 16 of .*"):
+                self.restore(folder)
+            assert self.restore(folder, step=8) == 8
+
+    @pytest.mark.extra
+    def test_digests(self, folder):
+        path = folder / "16" / "digests" / "digests"
+        digests_ = json.loads(path.read_text())
+        meta = json.loads((folder / "16" / "meta" / "metadata").read_text())
+        assert digests_.keys() == meta["variables"].keys()
+        key = list(digests_)[1]
+        for change, message in (
+            ({key: [1, 2]}, f"the values of {key} have other digests"),
+            (None, "whose digests can't be read"),
+        ):
+            path.unlink()
+            if change is not None:
+                path.write_text(json.dumps(digests_ | change))
+            with pytest.raises(OSError, match=message):
                 self.restore(folder)
             assert self.restore(folder, step=8) == 8
 

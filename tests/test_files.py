@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_meshdist.arrays import FileArray
 from tests import saved, written
 from tests.clusters import shared_cluster
 
@@ -25,6 +26,60 @@ def files(tmp_path):
 def equal(expected, got):
     for one, other in zip(expected, got, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+VIEWS = (
+    lambda whole: whole,
+    lambda whole: whole.T,
+    lambda whole: np.reshape(np.transpose(whole), (40, 5, 12)),
+    lambda whole: np.reshape(whole, (6, 10, 40)).transpose(2, 0, 1),
+    lambda whole: whole[7:, 5:21],
+    lambda whole: whole[::-1, ::3],
+    lambda whole: whole[:1].T,
+    lambda whole: whole[3, 4],
+)
+
+
+class TestViews:
+    """Of an array in a file, as those who load transpose and cut it."""
+
+    @pytest.fixture
+    def mapped(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(FileArray, "_AT_A_TIME", 1000)
+        path = tmp_path / "array"
+        np.arange(2400, dtype="float32").tofile(path)
+        return lambda: np.memmap(path, "float32", "r", shape=(60, 40))
+
+    @pytest.mark.parametrize("view", VIEWS)
+    def test_parts(self, mapped, view):
+        expected = view(np.arange(2400, dtype="float32").reshape(60, 40))
+        if not expected.ndim:  # NumPy reads it
+            assert not FileArray.takes(view(mapped()))
+            return
+        assert FileArray.takes(view(mapped()))
+        array = FileArray(view(mapped()), "float64")
+        assert array.shape == expected.shape
+        np.testing.assert_array_equal(np.asarray(array), expected)
+        for index in ((slice(1, 9),), (..., slice(0, 4)), (slice(0, 0),)):
+            part = array[index]
+            assert part.dtype == "float64"
+            np.testing.assert_array_equal(part, expected[index])
+
+    def test_each_has_a_checksum(self, mapped):
+        checksums = [
+            FileArray(view(mapped()), "float32").digest() for view in VIEWS[:-1]
+        ]
+        assert len(set(checksums)) == len(checksums)
+        again = FileArray(VIEWS[2](mapped()), "float32").digest()
+        assert again == checksums[2]
+
+    def test_what_is_computed_is_in_memory(self, mapped):
+        whole = mapped()
+        for value in (whole + 1, whole.T.reshape(-1), np.array(whole)):
+            assert not FileArray.takes(value)
+        changed = np.memmap(whole.filename, "float32", "c", shape=(60, 40))
+        changed[0] = 0
+        assert not FileArray.takes(changed)
 
 
 class TestReading:

@@ -7,7 +7,7 @@ import pytest
 from parameterized import parameterized
 
 import keras_meshdist as kmd
-from keras_meshdist import initial_values
+from keras_meshdist import drawing, initial_values
 from tests import initialized, saved
 from tests.clusters import shared_cluster
 
@@ -49,6 +49,91 @@ class TestInShards:
             # The mesh has two pieces of it; one device has all otherwise.
             assert seen <= largest // 2
         assert initialized.largest_on_a_device(shape, "zeros") == largest
+
+
+LAYOUTS = (
+    ((256, 40), ("a", "b")),
+    ((256, 44), (None, ("b", "a"))),
+    ((1000,), ("b",)),
+    ((30, 8, 52), (None, "b", "a")),
+    ((2, 3000, 2), (None, None, "b")),
+    ((17, 3), (None, None)),
+)
+KINDS = ("GlorotUniform", "TruncatedNormal", "RandomNormal", "RandomUniform")
+
+
+class TestBlocks:
+    """What is drawn block by block is what Keras draws, bit for bit."""
+
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch):
+        monkeypatch.setattr(drawing, "_BLOCK", 2**10)
+        drawing._steps.cache_clear()
+        yield
+        drawing._steps.cache_clear()
+
+    def compare(self, kind, dtype, shape, axes):
+        mesh = kmd.make_mesh({"a": 4, "b": 2})
+        sharding = kmd.TensorLayout(axes, mesh).backend_layout
+        make = getattr(keras.initializers, kind)
+        expected = np.asarray(make(seed=3)(shape, dtype=dtype))
+        drawn = initial_values._with_drawn_seed(make(seed=3))
+        got = drawing.draw(drawn, shape, dtype, sharding)
+        assert got.sharding == sharding
+        assert got.dtype == dtype
+        assert np.asarray(got).tobytes() == expected.tobytes()
+        by_place = jax.config.jax_threefry_partitionable
+        return drawing._steps(
+            drawing._Kind(drawn), shape, dtype, sharding, by_place
+        )[1]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_kinds(self, kind):
+        for dtype in ("float32", "bfloat16"):
+            blocks = self.compare(kind, dtype, *LAYOUTS[0])
+            assert len(blocks.starts) == (6 if dtype == "float32" else 3)
+
+    @pytest.mark.extra
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    @pytest.mark.parametrize(("shape", "axes"), LAYOUTS[1:])
+    def test_layouts(self, dtype, shape, axes):
+        for kind in KINDS[:2]:
+            assert self.compare(kind, dtype, shape, axes) is not None
+
+    @pytest.mark.extra
+    def test_random_bits_that_depend_on_more_than_the_place(self):
+        with jax.threefry_partitionable(False):
+            assert self.compare("GlorotUniform", "float32", (6, 8), ()) is None
+
+    def test_memory_is_a_small_part_of_the_value(self, monkeypatch):
+        monkeypatch.setattr(drawing, "_BLOCK", 2**16)
+        shape = (2048, 2048)
+        mesh = kmd.make_mesh({"a": 4, "b": 2})
+        sharding = kmd.TensorLayout(("a", "b"), mesh).backend_layout
+        drawn = initial_values._with_drawn_seed(
+            keras.initializers.GlorotUniform(seed=3)
+        )
+        sizes = []
+        blocks = drawing._Blocks(shape, "float32", sharding)
+        traced = jax.make_jaxpr(
+            lambda seed: drawing._Kind(drawn).values(seed, shape, "float32")
+        )(jax.numpy.zeros(2, "uint32"))
+        key = jax.random.wrap_key_data(jax.numpy.zeros(2, "uint32"))
+        for equation in traced.jaxpr.eqns:
+            if equation.outvars[0].aval.shape == shape:
+                program = blocks.program(equation)
+                lowered = jax.jit(program).lower(0, key, -1.0, 1.0)
+                analysis = lowered.compile().memory_analysis()
+                sizes.append(analysis.temp_size_in_bytes)
+        # An eighth of a shard is 256 KiB.
+        assert 0 < max(sizes) < 8 * 2**18
+
+    def test_what_needs_other_places_is_not_cut(self):
+        def values(seed):
+            return jax.numpy.cumsum(jax.random.uniform(seed, (8, 4)), 0)
+
+        traced = jax.make_jaxpr(values)(jax.random.key(0))
+        assert not drawing._can_be_cut(traced.jaxpr, (8, 4))
 
 
 class TestSkipped:

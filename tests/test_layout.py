@@ -122,6 +122,15 @@ class TestMatching:
             find_rule(m, "other/dense/kernel")
         assert find_rule(m, "other/dense/kernel", search=False) is None
 
+    def test_a_part_takes_a_name_whole_or_not_at_all(self, mesh, ours):
+        for rule in ("up/kernel", ".*up/kernel", "up/kern", "k"):
+            m = self.rules(mesh, ours, rule)
+            assert find_rule(m, "model/up/kernel_scale") is None
+        for rule in ("up", "up/", "u", "kernel_scale", "scale", "up.*scale"):
+            m = self.rules(mesh, ours, rule)
+            with pytest.warns(UserWarning, match="only a part"):
+                assert find_rule(m, "model/up/kernel_scale") == rule
+
     def test_a_part_of_the_path_of_an_output_says_so(self, mesh, ours):
         m = self.rules(mesh, ours, "dense")
         assert find_rule(m, "sequential/dense/output") is None
@@ -133,7 +142,9 @@ class TestMatching:
     def test_else_none(self, mesh, ours):
         assert find_rule(self.rules(mesh, ours, "bias"), "a/kernel") is None
 
-    @pytest.mark.parametrize("rules", [(".*kernel", "dense.*"), ("rn", "er")])
+    @pytest.mark.parametrize(
+        "rules", [(".*kernel", "dense.*"), ("kernel", "dense")]
+    )
     def test_two_are_an_error(self, mesh, ours, rules):
         m = self.rules(mesh, ours, *rules)
         with pytest.raises(ValueError, match="At most one.*'dense/kernel'"):

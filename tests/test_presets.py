@@ -94,3 +94,10 @@ class TestPresets:
             ):
                 equal(expected, values)
                 assert pieces == 4
+            kernel = 128 * 512 * 4
+            for parts_read in shared_cluster(*TWO).call(
+                presets.read, LAST, str(folder)
+            ):
+                # Its half of the devices has two of four pieces of each.
+                assert max(parts_read) == kernel // 4
+                assert parts_read.count(kernel // 4) == 2 * 2 * 3

@@ -52,7 +52,8 @@ ARROWS = {
     "heartbeat": ["agreement", "coordination"],
     "inputs": ["agreement", "datasets", "weights"],
     "weights": ["arrays", "keras_hooks", "predictions", "verdicts"],
-    "initial_values": ["keras_hooks", "layout"],
+    "drawing": ["keras_hooks"],
+    "initial_values": ["drawing", "keras_hooks", "layout"],
     "saving": ["agreement", "coordination", "keras_hooks", "verdicts"],
     "mesh_weights": [
         "initial_values",

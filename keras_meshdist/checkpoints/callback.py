@@ -10,7 +10,7 @@ import jax
 import keras
 
 from keras_meshdist import keras_hooks
-from keras_meshdist.checkpoints import digests, together
+from keras_meshdist.checkpoints import together
 from keras_meshdist.checkpoints.keys import variables_of
 from keras_meshdist.checkpoints.restoring import (
     best_step,
@@ -236,11 +236,7 @@ class Checkpoint(keras.callbacks.Callback):
             "mesh": str(self._distribution.device_mesh),
             "versions": {"keras": keras.__version__, "jax": jax.__version__},
         }
-        self._store.save(
-            step,
-            {"values": arrays, "digests": digests.of_arrays(arrays)},
-            self._metas[step],
-        )
+        self._store.save(step, arrays, self._metas[step])
         self._saved = self._due_from = step
         if not self.asynchronous:
             self._settle()

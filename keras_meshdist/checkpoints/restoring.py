@@ -106,8 +106,9 @@ def restore_from(store, model, step, strict, metrics=False):
     }
     if strict and len(same) < max(len(variables), len(there)):
         raise ValueError(_differences(store, step, variables, there))
+    saved = store.digests(step)
     for some in _portions(same):
-        _restore_some(store, step, some)
+        _restore_some(store, step, some, saved)
     _sources[model] = (store.directory, step)
     return meta
 
@@ -226,21 +227,11 @@ def _abstract(variable):
     return jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding)
 
 
-def _restore_some(store, step, variables):
-    abstract = {key: _abstract(v) for key, v in variables.items()}
-    everywhere = next(iter(abstract.values())).sharding
-    if isinstance(everywhere, jax.sharding.NamedSharding):
-        everywhere = jax.sharding.NamedSharding(
-            everywhere.mesh, jax.sharding.PartitionSpec()
-        )
-    digest = jax.ShapeDtypeStruct((2,), "uint32", sharding=everywhere)
+def _restore_some(store, step, variables, saved):
     found = store.arrays(
-        step,
-        {"values": abstract, "digests": dict.fromkeys(abstract, digest)},
+        step, {key: _abstract(v) for key, v in variables.items()}
     )
-    wrong = digests.different(
-        found["digests"], digests.of_arrays(found["values"])
-    )
+    wrong = digests.different(saved, digests.of_arrays(found))
     if wrong:
         raise OSError(
             "What is restored must be what was saved. Received: step "
@@ -249,5 +240,5 @@ def _restore_some(store, step, variables):
         )
     for key, variable in variables.items():
         keras_hooks.set_value(
-            variable, found["values"][key], keras_hooks.layout_given(variable)
+            variable, found[key], keras_hooks.layout_given(variable)
         )

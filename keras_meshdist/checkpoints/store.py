@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from keras_meshdist import keras_hooks
-from keras_meshdist.checkpoints import votes
+from keras_meshdist.checkpoints import digests, votes
 
 # Of what is saved; what an older version can't read gets a higher number.
-FORMAT = 1
+FORMAT = 2
 # Seconds that one process waits for the others at the end of a save.
 _PATIENCE = 600
 
@@ -72,17 +72,18 @@ class Store:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, arrays: dict[str, Any], meta: dict[str, Any]):
-        """Saves arrays, and what is written as JSON beside them.
+        """Saves arrays, their digests, and what is written beside them.
 
         Args:
             step: int, higher than all there are.
-            arrays: dict of dicts of `jax.Array`s.
-            meta: dict.
+            arrays: dict of `jax.Array`s.
+            meta: dict, which is written as JSON.
         """
         ocp = self._ocp
         self._manager.save(
             step,
             args=ocp.args.Composite(
+                digests=ocp.args.JsonSave([[*arrays], digests.begin(arrays)]),
                 arrays=ocp.args.PyTreeSave(arrays),
                 meta=ocp.args.JsonSave({"keras_meshdist": FORMAT, **meta}),
             ),
@@ -134,12 +135,31 @@ class Store:
             )
         return meta
 
+    def digests(self, step: int) -> dict[str, list[int]]:
+        """Returns the digests that were saved with the arrays of a step.
+
+        Raises:
+            OSError: if they can't be read.
+        """
+        ocp = self._ocp
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(digests=ocp.args.JsonRestore())
+            )
+        except Exception as error:
+            raise OSError(
+                "A checkpoint must be whole. Received: step "
+                f"{step} of {self.directory!r}, whose digests can't be read "
+                f"({type(error).__name__}: {error}). {self._others(step)}"
+            ) from error
+        return restored.digests
+
     def arrays(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
         """Returns some of the arrays of a step, each where it has to lie.
 
         Args:
             step: int.
-            abstract: dict of dicts of `jax.ShapeDtypeStruct` with shardings.
+            abstract: dict of `jax.ShapeDtypeStruct` with shardings.
 
         Raises:
             OSError: if they can't be read.
@@ -163,7 +183,7 @@ class Store:
                 ),
             )
         except Exception as error:
-            names = [key for keys in abstract.values() for key in keys]
+            names = list(abstract)
             raise OSError(
                 "A checkpoint must be whole. Received: step "
                 f"{step} of {self.directory!r}, where one of {names[:8]} "

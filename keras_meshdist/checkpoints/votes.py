@@ -5,12 +5,16 @@ Orbax lets the others wait, for minutes, for a process that failed.
 
 import functools
 import itertools
+import json
 import pickle
 
 import jax
+import numpy as np
 
 from keras_meshdist import coordination
 
+# The file's name.
+_DIGESTS = "digests"
 # Votes are counted, since all processes make the same saves.
 _numbers = itertools.count()
 
@@ -20,27 +24,55 @@ class PartError(OSError):
 
 
 class _Vote:
-    """What Orbax waits for in the background: all has been written, by all."""
+    """What Orbax waits for in the background: all have done something.
 
-    def __init__(self, futures, error):
-        self._futures, self._error = futures, error
+    Args:
+        do: function from the seconds that it may wait to what to tell others.
+    """
+
+    def __init__(self, do):
+        self._do = do
         self._name = f"checkpoint_{next(_numbers)}"
 
     def result(self, timeout=None):
-        error = self._error
+        """Returns what each process tells, by process number."""
+        error = text = told = None
         try:
-            for future in self._futures:
-                future.result(timeout)
+            told = self._do(timeout)
         except Exception as found:
             error = found
-        text = error and f"{type(error).__name__}: {error}"[:2000]
-        answers = coordination.exchange(self._name, pickle.dumps(text), timeout)
-        for process, answer in enumerate(answers):
-            found = pickle.loads(answer)
+            text = f"{type(error).__name__}: {error}"[:2000]
+        answers = [
+            pickle.loads(answer)
+            for answer in coordination.exchange(
+                self._name, pickle.dumps((text, told)), timeout
+            )
+        ]
+        for process, (found, _) in enumerate(answers):
             if found is not None:
                 raise PartError(
                     f"process {process} can't write: {found}"
                 ) from error
+        return [told for _, told in answers]
+
+
+class _Digests:
+    """And that they added up the digests, which one process writes."""
+
+    def __init__(self, path, names, shares):
+        self._path, self._names = path, names
+        self._added = _Vote(lambda timeout: shares())
+        self._written = _Vote(self._write)
+
+    def result(self, timeout=None):
+        self._digests = np.sum(self._added.result(timeout), 0, dtype=np.uint32)
+        self._written.result(timeout)
+
+    def _write(self, timeout):
+        if jax.process_index() == 0:
+            rows = self._digests.tolist()
+            digests = dict(zip(self._names, rows, strict=True))
+            self._path.write_text(json.dumps(digests))
 
 
 @functools.cache
@@ -52,9 +84,25 @@ def _voting(kind):
                 futures = await super().async_save(*args, **kwargs)
             except Exception as found:
                 error = found
-            return [_Vote(futures or (), error)]
+
+            def wait(timeout):
+                if error is not None:
+                    raise error
+                for future in futures or ():
+                    future.result(timeout)
+
+            return [_Vote(wait)]
 
     return Voting
+
+
+@functools.cache
+def _digesting(kind):
+    class Digesting(kind):
+        async def async_save(self, directory, args):
+            return [_Digests(directory / _DIGESTS, *args.item)]
+
+    return Digesting
 
 
 def registry(ocp):
@@ -64,25 +112,24 @@ def registry(ocp):
         ocp: the module `orbax.checkpoint`.
 
     Returns:
-        Orbax' registry for the items `arrays` and `meta`, or `None` for one
-        process, which needs no other.
+        Orbax' registry for the items `digests`, `arrays` and `meta`. What is
+        saved as `digests` is a list of names, and what `digests.begin` returns.
     """
-    if jax.process_count() == 1:
-        return None
+    json_args = ocp.args.JsonSave, ocp.args.JsonRestore
     kinds = ocp.DefaultCheckpointHandlerRegistry()
-    for item, kind, arguments in (
+    for item, handler, arguments in (
+        (
+            "digests",
+            _digesting(ocp.JsonCheckpointHandler)(_DIGESTS),
+            json_args,
+        ),
         (
             "arrays",
-            ocp.PyTreeCheckpointHandler,
+            _voting(ocp.PyTreeCheckpointHandler)(),
             (ocp.args.PyTreeSave, ocp.args.PyTreeRestore),
         ),
-        (
-            "meta",
-            ocp.JsonCheckpointHandler,
-            (ocp.args.JsonSave, ocp.args.JsonRestore),
-        ),
+        ("meta", _voting(ocp.JsonCheckpointHandler)(), json_args),
     ):
-        handler = _voting(kind)()
         for each in arguments:
             kinds.add(item, each, handler)
     return kinds

@@ -27,6 +27,7 @@ from keras_meshdist.keras_hooks import (
     callbacks,
     exports,
     files,
+    presets,
     tensors,
     training,
     variables,
@@ -177,12 +178,21 @@ HOOKS = (
 )
 
 
+# Where KerasHub reads what Transformers wrote.
+_SAFETENSORS = "keras_hub.src.utils.transformers.safetensor_utils"
+
+
 def of_hub():
     """Returns what is replaced of KerasHub; nothing if it isn't imported."""
     models = getattr(sys.modules.get("keras_hub"), "models", None)
     if not hasattr(models, "Task"):  # not yet, or in the middle of it
         return ()
-    return tuple(
+    saves = tuple(
         (place, "save_to_preset", exports.save_preset, ("self", "preset_dir"))
         for place in (models.Backbone, models.Task)
+    )
+    loader = sys.modules[_SAFETENSORS].SafetensorLoader
+    return (
+        *saves,
+        (loader, "__init__", presets.open_tensors, ("self", "preset")),
     )
