@@ -6,8 +6,8 @@
 `memory` creates and loads a model of 2 GiB that is sharded over eight virtual
 devices, with plain Keras and with this package, each in a process of its own:
 the most that a device held in arrays, and the most that the process held beyond
-arrays on devices and what it began with. Where values are drawn there is no
-target for the latter, since virtual devices work in the host's memory.
+arrays on devices and what it began with; to that belongs what virtual devices
+work in.
 
 `save` saves it from four processes of two devices, by the way of
 `kmd.callbacks.Checkpoint` and by Orbax used directly, in turn, and asks for how
@@ -159,11 +159,8 @@ def memory(gib, folder):
             name = f"{what}, {'ours' if ours else 'Keras'}"
             verdict = ""
             if ours:
-                # Seeds are arrays too. What XLA's programs work in while they
-                # draw is memory of devices, which here is the host's.
-                good = device <= limits[0] + MIB and (
-                    host <= limits[1] or what != "load alone"
-                )
+                # Seeds are arrays too.
+                good = device <= limits[0] + MIB and host <= limits[1]
                 verdict = "   met" if good else "   MISSED"
                 met = met and good
             print(

@@ -94,10 +94,13 @@ class TestPresets:
             ):
                 equal(expected, values)
                 assert pieces == 4
-            kernel = 128 * 512 * 4
+            kernel = 128 * 256 * 4
             for parts_read in shared_cluster(*TWO).call(
                 presets.read, LAST, str(folder)
             ):
-                # Its half of the devices has two of four pieces of each.
-                assert max(parts_read) == kernel // 4
-                assert parts_read.count(kernel // 4) == 2 * 2 * 3
+                # Its half of the devices has two of four pieces of each: of
+                # the table, and of three kernels of two layers. Those of
+                # queries and outputs are half as large.
+                assert parts_read.count(kernel // 4) == 2 * (1 + 3 * 2)
+                assert parts_read.count(kernel // 8) == 2 * (2 * 2)
+                assert len(parts_read) == 14 + 8

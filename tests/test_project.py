@@ -52,7 +52,8 @@ ARROWS = {
     "heartbeat": ["agreement", "coordination"],
     "inputs": ["agreement", "datasets", "weights"],
     "weights": ["arrays", "keras_hooks", "predictions", "verdicts"],
-    "drawing": ["keras_hooks"],
+    "blocks": [],
+    "drawing": ["blocks", "keras_hooks"],
     "initial_values": ["drawing", "keras_hooks", "layout"],
     "saving": ["agreement", "coordination", "keras_hooks", "verdicts"],
     "mesh_weights": [

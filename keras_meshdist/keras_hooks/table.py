@@ -1,5 +1,6 @@
 """Which functions of Keras are replaced, and by what."""
 
+import importlib
 import sys
 
 from keras.src import backend
@@ -191,7 +192,7 @@ def of_hub():
         (place, "save_to_preset", exports.save_preset, ("self", "preset_dir"))
         for place in (models.Backbone, models.Task)
     )
-    loader = sys.modules[_SAFETENSORS].SafetensorLoader
+    loader = importlib.import_module(_SAFETENSORS).SafetensorLoader
     return (
         *saves,
         (loader, "__init__", presets.open_tensors, ("self", "preset")),
