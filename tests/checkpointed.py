@@ -129,6 +129,23 @@ def save(where, folder, dtype="float32"):
     return values
 
 
+def digest(where):
+    """Returns digests by NumPy and by the devices, of all variables."""
+    import keras
+
+    from keras_meshdist.checkpoints import digests
+    from keras_meshdist.checkpoints.keys import variables_of
+
+    saved.with_scope(where)
+    try:
+        model = saved.build(2, "bfloat16")
+        arrays = {k: v.value for k, v in variables_of(model).items()}
+        found = digests.of_arrays(arrays), digests.on_devices(arrays)
+        return [{k: np.asarray(v) for k, v in each.items()} for each in found]
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 def restore(where, folder, dtype="float32"):
     """Restores into a model with other values; returns what it has then.
 

@@ -328,6 +328,19 @@ class TestDigests:
             found = digests.of_arrays(arrays)
             assert not digests.different(expected, found)
 
+    @pytest.mark.extra
+    def test_on_several_processes(self):
+        (expected, _), *_ = shared_cluster(*ONE).call(
+            checkpointed.digest, "first"
+        )
+        for where in ("last", "fsdp"):
+            for answers in shared_cluster(*TWO).call(
+                checkpointed.digest, where
+            ):
+                for found in answers:
+                    assert found.keys() == expected.keys()
+                    assert not digests.different(expected, found)
+
     def test_signs_count(self):
         values = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
         expected = digests.of_arrays({"a": jax.numpy.asarray(values)})

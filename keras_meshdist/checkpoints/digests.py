@@ -142,9 +142,20 @@ def _weights(place, number):
     return (mixed ^ (mixed >> _HALF)) * _MIX | np.uint32(1)
 
 
-@jax.jit
 def on_devices(arrays):
     """Returns what `of_arrays` does, computed on the arrays' devices."""
+    everywhere = {
+        key: jax.sharding.NamedSharding(
+            array.sharding.mesh, jax.sharding.PartitionSpec()
+        )
+        if isinstance(array.sharding, jax.sharding.NamedSharding)
+        else None
+        for key, array in arrays.items()
+    }
+    return jax.jit(_digests, out_shardings=everywhere)(arrays)
+
+
+def _digests(arrays):
     return {key: _digest(array) for key, array in arrays.items()}
 
 
