@@ -12,8 +12,9 @@ import jax
 from keras_meshdist import keras_hooks
 from keras_meshdist.checkpoints import votes
 
-# Seconds between two looks at a save that isn't whole yet.
-_PAUSE = 0.02
+# Seconds between two looks at a save that isn't whole yet, and until the others
+# are asked: one may have failed while this one waits for it.
+_PAUSE, _PATIENCE = 0.01, 1.0
 
 
 def try_to_write(distribution, directory):
@@ -41,14 +42,15 @@ def settle(distribution, store):
         OSError: if a process failed, on all processes.
     """
     while True:
-        state = store.state()
+        asks = time.monotonic() + _PATIENCE
+        while (state := store.state()) is False and time.monotonic() < asks:
+            time.sleep(_PAUSE)
         error = state if isinstance(state, Exception) else None
         said = _raise_on_all(
             distribution, store.directory, error, state is True
         )
         if all(said):
             return
-        time.sleep(_PAUSE)
 
 
 def _try(directory):
