@@ -3,6 +3,8 @@
 Orbax lets the others wait, for minutes, for a process that failed.
 """
 
+import collections
+import concurrent.futures
 import functools
 import itertools
 import json
@@ -15,8 +17,9 @@ from keras_meshdist import coordination
 
 # The file's name.
 _DIGESTS = "digests"
-# Votes are counted, since all processes make the same saves.
-_numbers = itertools.count()
+# Votes about each thing are counted, since all processes make the same saves.
+# In what order the things of one save come may differ between processes.
+_numbers = collections.defaultdict(itertools.count)
 
 
 class PartError(OSError):
@@ -27,12 +30,13 @@ class _Vote:
     """What Orbax waits for in the background: all have done something.
 
     Args:
+        what: str, what it is about.
         do: function from the seconds that it may wait to what to tell others.
     """
 
-    def __init__(self, do):
+    def __init__(self, what, do):
         self._do = do
-        self._name = f"checkpoint_{next(_numbers)}"
+        self._name = f"checkpoint_{what}_{next(_numbers[what])}"
 
     def result(self, timeout=None):
         """Returns what each process tells, by process number."""
@@ -61,8 +65,11 @@ class _Digests:
 
     def __init__(self, path, names, shares):
         self._path, self._names = path, names
-        self._added = _Vote(lambda timeout: shares())
-        self._written = _Vote(self._write)
+        threads = concurrent.futures.ThreadPoolExecutor(1)
+        share = threads.submit(shares)
+        threads.shutdown(wait=False)  # it goes on, beside what is written
+        self._added = _Vote("shares", share.result)
+        self._written = _Vote("digests", self._write)
 
     def result(self, timeout=None):
         self._digests = np.sum(self._added.result(timeout), 0, dtype=np.uint32)
@@ -76,7 +83,7 @@ class _Digests:
 
 
 @functools.cache
-def _voting(kind):
+def _voting(kind, item):
     class Voting(kind):
         async def async_save(self, *args, **kwargs):
             futures, error = (), None
@@ -91,7 +98,7 @@ def _voting(kind):
                 for future in futures or ():
                     future.result(timeout)
 
-            return [_Vote(wait)]
+            return [_Vote(item, wait)]
 
     return Voting
 
@@ -125,10 +132,10 @@ def registry(ocp):
         ),
         (
             "arrays",
-            _voting(ocp.PyTreeCheckpointHandler)(),
+            _voting(ocp.PyTreeCheckpointHandler, "arrays")(),
             (ocp.args.PyTreeSave, ocp.args.PyTreeRestore),
         ),
-        ("meta", _voting(ocp.JsonCheckpointHandler)(), json_args),
+        ("meta", _voting(ocp.JsonCheckpointHandler, "meta")(), json_args),
     ):
         for each in arguments:
             kinds.add(item, each, handler)
