@@ -259,9 +259,8 @@ class MeshDistribution(MeshWeights):
         ):
             return self.place_batch(tensor)  # as KerasHub's `generate` does
         if isinstance(layout, ActivationLayout):
-            layout = layout.fitting(tensor.shape)
-            if layout is None:
-                return tensor
+            sharding = layout.sharding_for(tensor.shape)
+            return tensor if sharding is None else constrain(tensor, sharding)
         if len(layout.axes) != len(tensor.shape):
             raise ValueError(
                 "The layout of a layer's output must have an entry for each "

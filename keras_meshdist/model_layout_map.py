@@ -51,7 +51,7 @@ class ModelLayoutMap(LayoutMap):
         self.optional = set()
         # Rules for what layers return, whose first entry stands for the rows.
         self.activations = set()
-        self.sequence_axes = ()
+        self.sequence_axes, self.weight_axes = (), set()
         self.optimizer_axes, self.min_size = (), 0
 
     def as_built(self, path, shape=None):
@@ -101,15 +101,24 @@ class ModelLayoutMap(LayoutMap):
         return TensorLayout(axes, mesh)
 
     def of_output(self, rule, batch_axes):
-        """Returns the layout of a rule in `activations`.
+        """Returns the layout of a rule in `activations`, or `None`.
+
+        What a layer returns has the rows of its devices even where its weights
+        are split over the batch axes: XLA then gathers the weights. Of itself
+        it may gather the rows of all devices instead, and keep weights apart.
+        If neither that nor a sequence is split, nothing needs to be said.
 
         Args:
             rule: str.
             batch_axes: tuple of str.
         """
+        if not self.sequence_axes and not self.weight_axes & set(batch_axes):
+            return None
         layout = self[rule]
         return ActivationLayout(
-            (batch_axes, *layout.axes[1:]), layout.device_mesh
+            (batch_axes, *layout.axes[1:]),
+            layout.device_mesh,
+            is_open=not self.sequence_axes,
         )
 
     def of_slot(self, layout, shape):
