@@ -8,7 +8,7 @@ import jax
 import keras
 
 from keras_meshdist.mesh import check_axis_names, jax_mesh
-from keras_meshdist.pieces import axes_of, what_divides
+from keras_meshdist.pieces import axes_of
 
 ON_UNMATCHED = ("warn", "raise", "ignore")
 
@@ -74,37 +74,6 @@ class TensorLayout(keras.distribution.TensorLayout):
                 jax_mesh(self._mesh), jax.sharding.PartitionSpec(*self.axes)
             )
         return self._sharding
-
-
-class ActivationLayout(TensorLayout):
-    """The layout of those of a layer's outputs that it fits.
-
-    A layer may return several arrays, and others when it generates than when
-    it trains. Rows need not divide.
-
-    Args:
-        axes: as `TensorLayout` has them.
-        device_mesh: `keras.distribution.DeviceMesh`.
-        is_open: bool, whether dimensions without an axis lie as XLA likes, and
-            not whole.
-    """
-
-    def __init__(self, axes, device_mesh, is_open):
-        super().__init__(axes, device_mesh)
-        self._is_open = is_open
-
-    def sharding_for(self, shape):
-        """Returns the `NamedSharding` for an output, or `None`."""
-        if len(shape) != len(self.axes):
-            return None
-        rest = what_divides(self.axes[1:], shape[1:], self.device_mesh)
-        free = jax.sharding.PartitionSpec.UNCONSTRAINED
-        if self._is_open:
-            rest = [free if entry is None else entry for entry in rest]
-        return jax.sharding.NamedSharding(
-            jax_mesh(self.device_mesh),
-            jax.sharding.PartitionSpec(self.axes[0], *rest),
-        )
 
 
 def check_layout(layout):

@@ -19,7 +19,6 @@ from keras_meshdist import (
     weights,
 )
 from keras_meshdist.layout import (
-    ActivationLayout,
     TensorLayout,
     constrain,
     sharding_of,
@@ -258,7 +257,7 @@ class MeshDistribution(MeshWeights):
             not isinstance(tensor, jax.core.Tracer)
         ):
             return self.place_batch(tensor)  # as KerasHub's `generate` does
-        if isinstance(layout, ActivationLayout):
+        if hasattr(layout, "sharding_for"):
             sharding = layout.sharding_for(tensor.shape)
             return tensor if sharding is None else constrain(tensor, sharding)
         if len(layout.axes) != len(tensor.shape):

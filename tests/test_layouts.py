@@ -329,6 +329,49 @@ class TestRows:
         # The axis of the weight's columns splits rows already.
         assert found["down"] == ("batch", free, free)
 
+    def test_a_layer_that_returns_one_thing_or_another(self):
+        class Table(keras.layers.Layer):
+            def build(self, shape):
+                self.embeddings = self.add_weight(shape=(96, 64), name="e")
+
+            def call(self, x, reverse=False):
+                if reverse:
+                    return keras.ops.matmul(
+                        x, keras.ops.transpose(self.embeddings)
+                    )
+                return keras.ops.take(self.embeddings, x, axis=0)
+
+        def build():
+            table = Table(name="table")
+            ids = keras.Input((8,), dtype="int32")
+            x = keras.layers.Dense(256, name="up")(table(ids))
+            x = keras.layers.Dense(64, name="down")(x)
+            return keras.Model(ids, table(x, reverse=True))
+
+        mesh = kmd.make_mesh({"fsdp": 2, "model": 4})
+        free = jax.sharding.PartitionSpec.UNCONSTRAINED
+        for sequence, tokens, logits in (
+            (None, ("fsdp", free, free), ("fsdp", free, "model")),
+            ("model", ("fsdp", "model", None), ("fsdp", None, "model")),
+        ):
+            layout_map = kmd.layouts.auto(
+                build,
+                mesh,
+                fsdp_axis="fsdp",
+                sequence_axis=sequence,
+                min_size=0,
+            )
+            dist = kmd.ModelParallel(
+                layout_map=layout_map, batch_dim_name="fsdp"
+            )
+            layout = dist.get_tensor_layout("table/output")
+            found = layout.sharding_for((16, 8, 64)).spec
+            assert tuple(found) == tokens
+            # Gathered in parts, not the whole table on each device.
+            found = layout.sharding_for((16, 8, 96)).spec
+            assert tuple(found) == logits
+            assert layout.sharding_for((16, 8, 7)) is None
+
     @pytest.mark.parametrize("kind", ["auto", "fsdp"])
     def test_of_weights_over_no_batch_axis_nothing_is_said(self, kind):
         keras.utils.clear_session()

@@ -163,7 +163,7 @@ def finish(mesh, model, layouts, notes, outputs=None):
         model: `keras.Model`.
         layouts: list of pairs, a variable and its layout's entries.
         notes: dict from path to why a variable stays whole, or `None`.
-        outputs: dict from path to the entries of what a layer returns.
+        outputs: dict from path to what `output_axes` says of a layer.
     """
     found = collections.defaultdict(list)
     for variable, axes in layouts:
