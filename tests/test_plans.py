@@ -236,9 +236,8 @@ class TestForTpu:
             fed = set().union(*map(set, mesh.feeds.values()))
             assert fed == set(range(13))
             weights = 4 * (
-                (1024 * 4096 * 2 + 1024 * 16 + 4096) // axes["model"]
+                (1024 * 4096 * 2 + 1024 * 16 + 4096 + 16) // axes["model"]
                 + 1024
-                + 16
             )
             rows = -(-13 // axes["batch"])
             batch = rows * 4 * (1024 + 1)
