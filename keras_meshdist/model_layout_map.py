@@ -8,7 +8,6 @@ import warnings
 import jax
 
 from keras_meshdist.layout import LayoutMap, TensorLayout
-from keras_meshdist.mesh import jax_mesh
 from keras_meshdist.pieces import (
     as_entries,
     axes_of,
@@ -181,7 +180,7 @@ class ActivationLayout(TensorLayout):
             free = jax.sharding.PartitionSpec.UNCONSTRAINED
             rest = [free if entry is None else entry for entry in rest]
         spec = jax.sharding.PartitionSpec(rows, *rest)
-        return jax.sharding.NamedSharding(jax_mesh(self.device_mesh), spec)
+        return jax.sharding.NamedSharding(self.backend_layout.mesh, spec)
 
 
 def split_number(name):

@@ -187,13 +187,14 @@ class TestPadding:
         found = program.parse(KNOWN)
         # Not those of what it calls.
         assert found.computations["add"][0].opcode == "parameter"
-        assert padding.argument_bytes(found) == (0, 0)
+        own = 4 * 128 * 2
+        assert padding.argument_bytes(found) == (own, own)
         text = KNOWN.replace(
             "  %f = bf16[2]",
             "  %h = f32[250,64]{0,1:T(8,128)} parameter(0)\n  %f = bf16[2]",
         )
         found = padding.argument_bytes(program.parse(text))
-        assert found == (64000, 65536)
+        assert found == (own + 64000, own + 65536)
 
 
 class TestProducts:
