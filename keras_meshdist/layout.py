@@ -8,7 +8,7 @@ import jax
 import keras
 
 from keras_meshdist.mesh import check_axis_names, jax_mesh
-from keras_meshdist.pieces import axes_of, what_divides
+from keras_meshdist.pieces import axes_of
 
 ON_UNMATCHED = ("warn", "raise", "ignore")
 
@@ -74,21 +74,6 @@ class TensorLayout(keras.distribution.TensorLayout):
                 jax_mesh(self._mesh), jax.sharding.PartitionSpec(*self.axes)
             )
         return self._sharding
-
-
-class ActivationLayout(TensorLayout):
-    """The layout of those of a layer's outputs that it fits.
-
-    A layer may return several arrays, and others when it generates than when
-    it trains. Rows need not divide.
-    """
-
-    def fitting(self, shape):
-        """Returns the `TensorLayout` for an output, or `None`."""
-        if len(shape) != len(self.axes):
-            return None
-        rest = what_divides(self.axes[1:], shape[1:], self.device_mesh)
-        return TensorLayout((self.axes[0], *rest), self.device_mesh)
 
 
 def check_layout(layout):

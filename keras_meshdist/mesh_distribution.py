@@ -19,7 +19,6 @@ from keras_meshdist import (
     weights,
 )
 from keras_meshdist.layout import (
-    ActivationLayout,
     TensorLayout,
     constrain,
     sharding_of,
@@ -258,10 +257,9 @@ class MeshDistribution(MeshWeights):
             not isinstance(tensor, jax.core.Tracer)
         ):
             return self.place_batch(tensor)  # as KerasHub's `generate` does
-        if isinstance(layout, ActivationLayout):
-            layout = layout.fitting(tensor.shape)
-            if layout is None:
-                return tensor
+        if hasattr(layout, "sharding_for"):
+            sharding = layout.sharding_for(tensor.shape)
+            return tensor if sharding is None else constrain(tensor, sharding)
         if len(layout.axes) != len(tensor.shape):
             raise ValueError(
                 "The layout of a layer's output must have an entry for each "

@@ -5,7 +5,9 @@ import math
 import re
 import warnings
 
-from keras_meshdist.layout import ActivationLayout, LayoutMap, TensorLayout
+import jax
+
+from keras_meshdist.layout import LayoutMap, TensorLayout
 from keras_meshdist.pieces import (
     as_entries,
     axes_of,
@@ -49,9 +51,10 @@ class ModelLayoutMap(LayoutMap):
         self.notes = {}
         # Rules for what the model need not have.
         self.optional = set()
-        # Rules for what layers return, whose first entry stands for the rows.
-        self.activations = set()
-        self.sequence_axes = ()
+        # Rules for what layers return, whose first entry stands for the rows,
+        # and their layouts with the sizes of the last dimension.
+        self.activations = {}
+        self.sequence_axes, self.weight_axes = (), set()
         self.optimizer_axes, self.min_size = (), 0
 
     def as_built(self, path, shape=None):
@@ -101,15 +104,25 @@ class ModelLayoutMap(LayoutMap):
         return TensorLayout(axes, mesh)
 
     def of_output(self, rule, batch_axes):
-        """Returns the layout of a rule in `activations`.
+        """Returns the layout of a rule in `activations`, or `None`.
+
+        What a layer returns has the rows of its devices even where its weights
+        are split over the batch axes: XLA then gathers the weights. Of itself
+        it may gather the rows of all devices instead, and keep weights apart.
+        If neither that nor a sequence is split, nothing needs to be said.
 
         Args:
             rule: str.
             batch_axes: tuple of str.
         """
-        layout = self[rule]
+        if not self.sequence_axes and not self.weight_axes & set(batch_axes):
+            return None
+        layouts = [
+            ((batch_axes, *axes[1:]), sizes)
+            for axes, sizes in self.activations[rule]
+        ]
         return ActivationLayout(
-            (batch_axes, *layout.axes[1:]), layout.device_mesh
+            layouts, self.device_mesh, is_open=not self.sequence_axes
         )
 
     def of_slot(self, layout, shape):
@@ -131,6 +144,43 @@ class ModelLayoutMap(LayoutMap):
                 name = f"{base}_{number}" if number else base
             found.append(name)
         return "/".join(found)
+
+
+class ActivationLayout(TensorLayout):
+    """The layout of those of a layer's outputs that it fits.
+
+    A layer may return several arrays, and others when it generates than when
+    it trains; or others each time it is called, as a table of tokens does
+    that also makes the logits. Rows need not divide.
+
+    Args:
+        layouts: list of pairs: a layout's entries, and if there are several
+            the sizes of the last dimension that it is for.
+        device_mesh: `keras.distribution.DeviceMesh`.
+        is_open: bool, whether dimensions without an axis lie as XLA likes.
+    """
+
+    def __init__(self, layouts, device_mesh, is_open):
+        super().__init__(layouts[0][0], device_mesh)
+        self._layouts, self._is_open = layouts, is_open
+
+    def sharding_for(self, shape):
+        """Returns the `NamedSharding` for an output, or `None`."""
+        fitting = [
+            axes
+            for axes, sizes in self._layouts
+            if len(axes) == len(shape)
+            and (len(self._layouts) == 1 or shape[-1] in sizes)
+        ]
+        if len(fitting) != 1:
+            return None
+        rows, *rest = fitting[0]
+        rest = what_divides(rest, shape[1:], self.device_mesh)
+        if self._is_open:
+            free = jax.sharding.PartitionSpec.UNCONSTRAINED
+            rest = [free if entry is None else entry for entry in rest]
+        spec = jax.sharding.PartitionSpec(rows, *rest)
+        return jax.sharding.NamedSharding(self.backend_layout.mesh, spec)
 
 
 def split_number(name):

@@ -96,6 +96,19 @@ def deep(widths=(1024,) * 12):
     return model
 
 
+def few():
+    """Blocks that are alike, too few to be left out."""
+    return deep((1024,) * 4)
+
+
+def few_again():
+    return kmd.remat_blocks(few())
+
+
+def over_the_model_axis(mesh):
+    return kmd.layouts.auto(few, mesh, sequence_axis="model")
+
+
 def alternating():
     return deep((1024, 512) * 6)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_meshdist as kmd
+from keras_meshdist.planner import products, program
 from tests import models
 
 MESHES = (
@@ -41,14 +42,14 @@ def spec(layouts, end, rank):
     return found.pop()
 
 
-def train_and_compare(name, axes, optimizer="sgd", **arguments):
+def train_and_compare(name, axes, optimizer="sgd", rows="batch", **arguments):
     expected = models.train(name, optimizer)
     keras.utils.clear_session()
     mesh = kmd.make_mesh(axes)
     if "model" not in axes:
         arguments["model_axis"] = None
     layout_map = kmd.layouts.auto(models.ALL[name], mesh, **arguments)
-    dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name=rows)
     found = models.train(name, optimizer, dist)
     for one, other in zip(expected, found, strict=True):
         scale = max(np.max(np.abs(one)), 1e-3)
@@ -303,6 +304,156 @@ class TestSequences:
     @pytest.mark.parametrize(("name", "axes", "sequence"), SEQUENCES)
     def test_trains_as_on_one_device(self, name, axes, sequence):
         train_and_compare(name, axes, sequence_axis=sequence)
+
+
+class TestRows:
+    """Where weights are split over the batch axes, rows stay so as well."""
+
+    def test_outputs_keep_their_rows(self):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "model": 4})
+        layout_map = kmd.layouts.auto(
+            models.transformer, mesh, fsdp_axis="batch", min_size=0
+        )
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+        free = jax.sharding.PartitionSpec.UNCONSTRAINED
+        found = {
+            name: tuple(
+                dist.get_tensor_layout(f"{name}/output")
+                .sharding_for((13, *shape))
+                .spec
+            )
+            for name, shape in (("up", (6, 128)), ("down", (6, 64)))
+        }
+        assert found["up"] == ("batch", free, "model")
+        # The axis of the weight's columns splits rows already.
+        assert found["down"] == ("batch", free, free)
+
+    def test_a_layer_that_returns_one_thing_or_another(self):
+        class Table(keras.layers.Layer):
+            def build(self, shape):
+                self.embeddings = self.add_weight(shape=(96, 64), name="e")
+
+            def call(self, x, reverse=False):
+                if reverse:
+                    return keras.ops.matmul(
+                        x, keras.ops.transpose(self.embeddings)
+                    )
+                return keras.ops.take(self.embeddings, x, axis=0)
+
+        def build():
+            table = Table(name="table")
+            ids = keras.Input((8,), dtype="int32")
+            x = keras.layers.Dense(256, name="up")(table(ids))
+            x = keras.layers.Dense(64, name="down")(x)
+            return keras.Model(ids, table(x, reverse=True))
+
+        mesh = kmd.make_mesh({"fsdp": 2, "model": 4})
+        free = jax.sharding.PartitionSpec.UNCONSTRAINED
+        for sequence, tokens, logits in (
+            (None, ("fsdp", free, free), ("fsdp", free, "model")),
+            ("model", ("fsdp", "model", None), ("fsdp", None, "model")),
+        ):
+            layout_map = kmd.layouts.auto(
+                build,
+                mesh,
+                fsdp_axis="fsdp",
+                sequence_axis=sequence,
+                min_size=0,
+            )
+            dist = kmd.ModelParallel(
+                layout_map=layout_map, batch_dim_name="fsdp"
+            )
+            layout = dist.get_tensor_layout("table/output")
+            found = layout.sharding_for((16, 8, 64)).spec
+            assert tuple(found) == tokens
+            # Gathered in parts, not the whole table on each device.
+            found = layout.sharding_for((16, 8, 96)).spec
+            assert tuple(found) == logits
+            assert layout.sharding_for((16, 8, 7)) is None
+
+    @pytest.mark.parametrize("kind", ["auto", "fsdp"])
+    def test_of_weights_over_no_batch_axis_nothing_is_said(self, kind):
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh({"batch": 2, "more": 4})
+        if kind == "auto":
+            layout_map = kmd.layouts.auto(
+                models.mlp, mesh, model_axis=None, fsdp_axis="more", min_size=0
+            )
+        else:
+            layout_map = kmd.layouts.fsdp(models.mlp, mesh, "more", min_size=0)
+        path = models.mlp().layers[0].path + "/output"
+        for rows, is_said in (("batch", False), ("more", True)):
+            dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name=rows)
+            assert (dist.get_tensor_layout(path) is not None) == is_said
+
+    def test_of_one_piece_there_are_no_rules(self):
+        mesh = kmd.make_mesh({"fsdp": 1, "model": 8})
+        for layout_map in (
+            kmd.layouts.auto(models.mlp, mesh, fsdp_axis="fsdp", min_size=0),
+            kmd.layouts.fsdp(models.mlp, mesh, min_size=0),
+            kmd.layouts.auto(models.mlp, mesh),
+        ):
+            assert not layout_map.activations
+
+    @pytest.mark.parametrize("axes", [{"fsdp": 8}, {"model": 2, "fsdp": 4}])
+    def test_no_device_computes_more_than_its_rows(self, axes):
+        """Products of the compiled program, by an independent count."""
+
+        def build():
+            x = inputs = keras.Input((256,))
+            for number in range(2):
+                x = keras.layers.Dense(1024, name=f"up_{number}")(x)
+                x = keras.layers.Dense(256, name=f"down_{number}")(x)
+            return keras.Model(inputs, x)
+
+        keras.utils.clear_session()
+        mesh = kmd.make_mesh(axes)
+        model_axis = "model" if "model" in axes else None
+        layout_map = kmd.layouts.auto(
+            build, mesh, model_axis=model_axis, fsdp_axis="fsdp", min_size=0
+        )
+        dist = kmd.ModelParallel(layout_map=layout_map, batch_dim_name="fsdp")
+        with dist.scope():
+            model = build()
+
+            def loss(weights, rows):
+                outputs, _ = model.stateless_call(weights, [], rows)
+                return outputs.sum()
+
+            text = (
+                jax.jit(jax.grad(loss))
+                .lower(
+                    [v.value for v in model.trainable_variables],
+                    dist.place_batch(np.zeros((32, 256), "float32")),
+                )
+                .compile()
+                .as_text()
+            )
+        made = sum(
+            map(
+                products.flops_of_products,
+                program.parse(text).computations.values(),
+            )
+        )
+        # Forwards, and for the gradients of weights and of inputs. Nobody
+        # asks for what the last layer returns, nor for the first's latter.
+        once = 2 * 32 * 256 * 1024
+        assert made == (3 * 4 - 2) * once // 8
+
+    @pytest.mark.parametrize(
+        ("name", "axes", "rows"),
+        [
+            (
+                "transformer",
+                {"fsdp": 2, "data": 2, "model": 2},
+                ("data", "fsdp"),
+            ),
+            ("recurrent", {"fsdp": 8}, "fsdp"),
+        ],
+    )
+    def test_trains_as_on_one_device(self, name, axes, rows):
+        train_and_compare(name, axes, rows=rows, fsdp_axis="fsdp", min_size=0)
 
 
 class TestOptimizer:

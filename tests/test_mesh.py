@@ -70,6 +70,28 @@ def test_neighbours_on_a_tpu_are_neighbours_in_the_mesh():
             assert distance == 1
 
 
+@pytest.mark.parametrize("grid", [(2, 4), (4, 2)])
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite"])
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2), (8,), (1, 8), (4, 1, 2)])
+def test_neighbours_among_the_eight_chips_of_a_host(shape, kind, grid):
+    # As JAX lists them, the first coordinate the fastest.
+    found = [
+        Chip(2 * y + x, (x, y, 0), device_kind=kind)
+        for y in range(grid[1])
+        for x in range(grid[0])
+    ]
+    axes = {f"axis{n}": size for n, size in enumerate(shape)}
+    mesh = kmd.make_mesh(axes, found)
+    assert set(mesh.devices.flat) == set(found)
+    for axis, size in enumerate(shape):
+        lines = np.moveaxis(mesh.devices, axis, -1).reshape(-1, size)
+        for line in lines:
+            ring = [*line, line[0]] if size == 8 else line
+            for one, other in itertools.pairwise(ring):
+                distance = np.abs(np.subtract(one.coords, other.coords)).sum()
+                assert distance == 1
+
+
 @pytest.mark.parametrize(
     ("axes", "across"),
     [

@@ -15,6 +15,7 @@ from keras_meshdist.planner import (
     blocks,
     depth,
     network,
+    padding,
     products,
     program,
     schedule,
@@ -165,6 +166,35 @@ class TestProgram:
     def test_layer_path(self, op_name, path):
         assert layer_path(op_name).startswith(path)
         assert bool(layer_path(op_name)) == bool(path)
+
+
+class TestPadding:
+    @parameterized.expand(
+        [
+            ("f32[250,64]{0,1:T(8,128)}", 64 * 256 * 4),
+            ("f32[250,64]{1,0:T(8,128)S(1)}", 256 * 128 * 4),
+            ("bf16[3,4,130]{2,1,0:T(8,128)(2,1)}", 3 * 8 * 256 * 2),
+            ("f32[]{:T(128)}", 128 * 4),
+            ("s32[5]{0:T(256)}", 256 * 4),
+            ("f32[3,5]{1,0}", 60),
+            ("f32[0,5]{1,0:T(8,128)}", 0),
+        ]
+    )
+    def test_whole_tiles(self, shape, size):
+        assert padding.padded_bytes(shape) == size
+
+    def test_parameters_of_the_program_alone(self):
+        found = program.parse(KNOWN)
+        # Not those of what it calls.
+        assert found.computations["add"][0].opcode == "parameter"
+        own = 4 * 128 * 2
+        assert padding.argument_bytes(found) == (own, own)
+        text = KNOWN.replace(
+            "  %f = bf16[2]",
+            "  %h = f32[250,64]{0,1:T(8,128)} parameter(0)\n  %f = bf16[2]",
+        )
+        found = padding.argument_bytes(program.parse(text))
+        assert found == (own + 64000, own + 65536)
 
 
 class TestProducts:
@@ -450,7 +480,8 @@ def mesh_plan(axes, peak, seconds, compute=0.0):
             ),
             1,
         )
-        | {"peak": peak, "weights": 1, "optimizer": 1, "gradients": 1},
+        | {"peak": peak, "weights": 1, "optimizer": 1, "gradients": 1}
+        | {"arguments_padding": 0},
         flops=10,
         collectives=[],
         step_seconds=seconds,

@@ -120,8 +120,9 @@ def auto(
                     break
         layouts.append((variable, as_entries(axes)))
         notes[variable.path] = reason
-    sequence = names["sequence_axis"]
-    outputs = output_axes(dimensions, split, sequence) if sequence else {}
+    sequence, outputs = names["sequence_axis"], {}
+    if sequence or pieces_of(mesh, over_fsdp) > 1:
+        outputs = output_axes(dimensions, split, sequence)
     layout_map = finish(mesh, model, layouts, notes, outputs)
     layout_map.sequence_axes = sequence
     layout_map.optimizer_axes = names["optimizer_axis"]

@@ -26,7 +26,7 @@ class Dimensions:
         self._parent: list[int] = []
         self.found: list[tuple[int, Use]] = []
         self.inner: list[int] = []
-        self.named: list[tuple[str, list[int]]] = []
+        self.named: list[tuple[str, list[int], tuple[int, ...]]] = []
         self._work: collections.Counter = collections.Counter()
         arguments = [Array(self.fresh(v), None) for v in jaxpr.jaxpr.invars]
         for number, array in enumerate(arguments[:weights]):
@@ -51,11 +51,15 @@ class Dimensions:
             for dim in array.dims[places]
         }
 
-    def outputs(self) -> dict[str, list[tuple[int, ...]]]:
-        """The dimensions of the arrays that layers return, by their names."""
+    def outputs(self) -> dict[str, list[tuple[tuple[int, ...], int]]]:
+        """What layers return, by their names.
+
+        The dimensions of each array, and the size of the last.
+        """
         found = collections.defaultdict(list)
-        for name, dims in self.named:
-            found[name].append(tuple(map(self._find, dims)))
+        for name, dims, shape in self.named:
+            if dims:
+                found[name].append((tuple(map(self._find, dims)), shape[-1]))
         return dict(found)
 
     def between_weights(self) -> set[int]:

@@ -174,7 +174,7 @@ def _cut(of, equation, operands):
 def _name(of, equation, operands):
     name = keras_hooks.output_of(equation.params["name"])
     if name:
-        of.named.append((name, operands[0].dims))
+        of.named.append((name, operands[0].dims, equation.invars[0].aval.shape))
     return operands
 
 

@@ -87,7 +87,7 @@ def make_map(device_mesh, model, axes, outputs):
         model: `keras.Model`.
         axes: dict from path to the layout's axes, of the model's variables in
             the order of `model.variables`.
-        outputs: dict from path to the axes of what a layer returns.
+        outputs: dict from path to what `output_axes` says of a layer.
     """
     automatic = automatic_names(model)
     shapes = {v.path: tuple(v.shape) for v in model.variables}
@@ -111,9 +111,10 @@ def make_map(device_mesh, model, axes, outputs):
                 layout_map.optional.add(rule)
     # Only of layers with variables it is known which is which in a new build.
     numbered = {name for path in shapes for name in path.split("/")}
-    for rule, split, _ in rules_for(outputs, automatic, automatic - numbered):
+    for rule, found, _ in rules_for(outputs, automatic, automatic - numbered):
+        (split, _), *_ = found
         layout_map[rule] = split
-        layout_map.activations.add(rule)
+        layout_map.activations[rule] = found
         # Called within another model, a layer's output has a longer path.
         layout_map.optional.add(rule)
     return layout_map

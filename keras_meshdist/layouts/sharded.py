@@ -6,6 +6,7 @@ import jax
 
 from keras_meshdist import keras_hooks
 from keras_meshdist.abstract import abstract, shapes_of
+from keras_meshdist.layouts.activations import output_axes
 from keras_meshdist.layouts.choice import weights_of
 from keras_meshdist.layouts.dimensions import Dimensions
 from keras_meshdist.layouts.rules import make_map
@@ -65,7 +66,7 @@ def fsdp(
     found = check_axes(mesh, axis=axis, optimizer_axis=optimizer_axis)
     names = found["axis"]
     model = abstract(model_or_build_fn)
-    cut = {}
+    cut, outputs = {}, {}
     if keras_hooks.input_structure(model) is not None:
         dimensions, variables = trace(model)
         weights, uses = weights_of(dimensions, variables), dimensions.uses()
@@ -73,6 +74,8 @@ def fsdp(
             variable.path: cut_places(weight, uses)
             for weight, variable in zip(weights, variables, strict=True)
         }
+        if pieces_of(mesh, names) > 1:
+            outputs = output_axes(dimensions, {})
     layouts, notes = [], {}
     for variable in model.variables:
         axes = [()] * len(variable.shape)
@@ -85,7 +88,7 @@ def fsdp(
             cut=cut.get(variable.path, ()),
         )
         layouts.append((variable, as_entries(axes)))
-    layout_map = finish(mesh, model, layouts, notes)
+    layout_map = finish(mesh, model, layouts, notes, outputs)
     layout_map.optimizer_axes = found["optimizer_axis"]
     layout_map.min_size = min_size
     return layout_map
@@ -160,7 +163,7 @@ def finish(mesh, model, layouts, notes, outputs=None):
         model: `keras.Model`.
         layouts: list of pairs, a variable and its layout's entries.
         notes: dict from path to why a variable stays whole, or `None`.
-        outputs: dict from path to the entries of what a layer returns.
+        outputs: dict from path to what `output_axes` says of a layer.
     """
     found = collections.defaultdict(list)
     for variable, axes in layouts:
@@ -169,6 +172,12 @@ def finish(mesh, model, layouts, notes, outputs=None):
         v.path: _one_layout(mesh, found[v.path]) for v in model.variables
     }
     layout_map = make_map(mesh, model, layouts, outputs or {})
+    layout_map.weight_axes = {
+        axis
+        for axes in layouts.values()
+        for entry in axes
+        for axis in axes_of(entry)
+    }
     layout_map.notes.update(
         {
             path: why

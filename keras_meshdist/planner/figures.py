@@ -23,6 +23,7 @@ from keras_meshdist.planner.compilation import (
 )
 from keras_meshdist.planner.example import rows_of
 from keras_meshdist.planner.network import Network
+from keras_meshdist.planner.padding import argument_bytes
 from keras_meshdist.planner.products import flops_of_loops
 from keras_meshdist.planner.program import parse
 from keras_meshdist.planner.remat import remat_blocks
@@ -143,6 +144,8 @@ def _figures(job, cut):
 
     step = AbstractStep(build, job.batch, job.seq, job.kind, change)
     (distribution,) = distributions
+    # A layout function may have one of its own.
+    mesh = distribution.device_mesh
     lowered = step.lower(distribution)
     names = [v.path for v in variables_of(step.model)]
     try:
@@ -167,8 +170,11 @@ def _figures(job, cut):
     rows, tokens = rows_of(step.data)
     hosts = process_ids(jax_mesh(mesh))
     result = {
-        "axes": [list(axis) for axis in job.axes],
-        "bytes": _bytes(step, found["memory"]),
+        "axes": [
+            [name, int(size)]
+            for name, size in zip(mesh.axis_names, mesh.shape, strict=True)
+        ],
+        "bytes": _bytes(step, found["memory"], program),
         "flops": flops,
         "collectives": summed(collectives, cut.blocks),
         "units": cut.units,
@@ -223,12 +229,14 @@ def _coords(device):
     return [int(c) for c in getattr(device, "coords", (device.id,))]
 
 
-def _bytes(step, memory):
+def _bytes(step, memory, program):
     """Bytes on a chip, by the compiler, and counted from shapes."""
     model = step.model
     optimizer = getattr(model, "optimizer", None)
+    unpadded, padded = argument_bytes(program)
     sizes = {
-        "arguments_unpadded": step.argument_bytes,
+        "arguments_unpadded": unpadded,
+        "arguments_padding": padded - unpadded,
         "weights": _shards(model.weights),
         "optimizer": _shards(optimizer.variables if optimizer else ()),
         "gradients": _shards(model.trainable_variables),

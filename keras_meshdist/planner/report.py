@@ -38,8 +38,10 @@ class MeshPlan:
         error: str, why nothing is known, or `None`.
         fits: bool, whether the program fits into the chip's memory.
         bytes: dict: `arguments`, `outputs`, `alias`, `temporaries` and `peak`,
-            the compiler's; `arguments_unpadded`, `weights`, `optimizer` and
-            `gradients`, counted from shapes.
+            the compiler's; `arguments_unpadded`, those of the program's
+            arguments without what fills tiles up, which is
+            `arguments_padding`; `weights`, `optimizer` and `gradients`,
+            counted from shapes.
         flops: int, by the compiler.
         collectives: list of dicts with `kind`, `bytes` of one, `axes`, `count`
             in a step and `source`, the layer's path.

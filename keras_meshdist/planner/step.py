@@ -1,9 +1,7 @@
 """A model's own step, compiled for devices that need not be there."""
 
 import contextlib
-import math
 
-import jax
 import keras
 
 from keras_meshdist import keras_hooks, layouts
@@ -85,19 +83,9 @@ class AbstractStep:
                 ),
                 self.data,
             )
-            self.arguments = (state, batch)
             return step.trace(state, batch).lower(
                 lowering_platforms=(platform,)
             )
-
-    @property
-    def argument_bytes(self):
-        """Bytes on one device of what the step takes, counted from shapes."""
-        return sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape))
-            * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.arguments)
-        )
 
 
 def distribute(model, mesh, layout="auto", sequence=None):

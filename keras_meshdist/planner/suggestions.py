@@ -67,11 +67,8 @@ def _changes(job, figures):
     if job.layout == "auto" and axes.get("model", 1) > 1:
         words = f"activations split over the model axis{and_remat}"
         yield words, changed("sequence", *remat)
-    if axes.get("batch", 1) > 1 and "fsdp" not in axes:
-        mesh = tuple(
-            ("fsdp" if name == "batch" else name, size)
-            for name, size in job.axes
-        )
+    if axes.get("batch", 1) > 1:
+        mesh = _more_fsdp(job.axes)
         yield f"FSDP over the batch axis{and_remat}", changed(*remat, axes=mesh)
     if "float16" not in (job.dtype or figures["dtype_policy"]):
         yield (
@@ -84,3 +81,19 @@ def _changes(job, figures):
     if figures["has_backbone"] and "lora" not in done:
         words = f"LoRA of rank {LORA_RANK}{and_remat}"
         yield words, changed("lora", *remat)
+
+
+def _more_fsdp(axes):
+    """The same mesh with weights split over the batch axis, too."""
+    sizes = dict(axes)
+    over = sizes["batch"] * sizes.get("fsdp", 1)
+    if "fsdp" not in sizes:
+        return tuple(
+            ("fsdp", over) if name == "batch" else (name, size)
+            for name, size in axes
+        )
+    return tuple(
+        (name, over if name == "fsdp" else size)
+        for name, size in axes
+        if name != "batch"
+    )

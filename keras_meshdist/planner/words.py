@@ -77,12 +77,18 @@ def of_mesh(mesh):
 
 def _memory(mesh):
     sizes, gib = mesh.bytes, 2**30
-    return (
+    text = (
         f"{mesh.name}: on each chip weights take {sizes['weights'] / gib:.2f} "
         f"GiB, the optimizer {sizes['optimizer'] / gib:.2f}, and temporaries "
         f"{sizes['temporaries'] / gib:.2f}, in which gradients, "
         f"{sizes['gradients'] / gib:.2f} GiB in all, come and go."
     )
+    if sizes["arguments_padding"]:
+        text += (
+            f" Of the arguments {sizes['arguments_padding'] / 2**20:.3g} MiB "
+            "are padding, up to whole tiles."
+        )
+    return text
 
 
 def _rings(mesh):
