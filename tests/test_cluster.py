@@ -14,7 +14,7 @@ from keras_meshdist import cluster, coordination, hardware
 from keras_meshdist.cluster.processes import reserve_port
 from tests.clusters import local_only, shared_cluster
 
-pytestmark = [local_only, pytest.mark.timeout(240)]
+pytestmark = [local_only, pytest.mark.matrix, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[1]
 
@@ -177,6 +177,9 @@ class TestAccelerators:
         monkeypatch.setattr(
             hardware.importlib.util, "find_spec", lambda name: None
         )
+        for name in list(os.environ):
+            if name.startswith("TPU_"):  # JAX sets some where libtpu is
+                monkeypatch.delenv(name)
         assert hardware.tpu_chips() == 0
         monkeypatch.setenv("TPU_WORKER_ID", "0")
         assert hardware.tpu_chips() == 1
@@ -408,6 +411,7 @@ def test_another_shape():
 """
 
 
+@pytest.mark.extra
 def test_the_same_tests_on_a_pod(tmp_path):
     (tmp_path / "test_pod.py").write_text(POD_TEST)
     (tmp_path / "pytest.ini").write_text(

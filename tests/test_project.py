@@ -59,6 +59,7 @@ ARROWS = {
         "initial_values",
         "keras_hooks",
         "layout",
+        "mesh",
         "predictions",
         "saving",
         "weights",
