@@ -238,8 +238,14 @@ class TestDistributeModel:
                 )
             assert set(on) == {1}
 
-    @parameterized.expand([(ONE, True), (TWO, False)])
-    def test_a_model_that_was_built_before(self, processes, trained):
+    def test_a_model_that_was_built_before(self):
+        self.check_forgotten(TWO, False)
+
+    @pytest.mark.extra
+    def test_a_model_that_was_trained_before(self):
+        self.check_forgotten(ONE, True)
+
+    def check_forgotten(self, processes, trained):
         for said, calls, before, after in shared_cluster(*processes).call(
             saved.forgotten, "last", trained
         ):
