@@ -13,8 +13,8 @@ nox.options.sessions = ["tests", "lint", "docs"]
 OLDEST = ("keras==3.7.0", "jax==0.4.38", "jaxlib==0.4.38")
 
 
-def run_tests(session, *requirements, pytest=()):
-    session.install("-e", ".[test]", *requirements)
+def run_tests(session, *requirements, extras="test", pytest=()):
+    session.install("-e", f".[{extras}]", *requirements)
     session.run("python", "-m", "pytest", *pytest, *session.posargs)
 
 
@@ -49,35 +49,34 @@ def newest312(session):
 @nox.session(python="3.11")
 def hub(session):
     """KerasHub's models on meshes."""
-    session.install("-e", ".[test,hub]", "safetensors")
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        "-m",
-        "full or not full",
-        "tests/test_hub.py",
-        "tests/test_presets.py",
-        "tests/test_families.py",
-        "tests/test_tasks.py",
-        *session.posargs,
+    run_tests(
+        session,
+        "safetensors",
+        extras="test,hub",
+        pytest=[
+            "-m",
+            "full or not full",
+            "tests/test_hub.py",
+            "tests/test_presets.py",
+            "tests/test_families.py",
+            "tests/test_tasks.py",
+        ],
     )
 
 
 @nox.session(python="3.11")
 def plan(session):
     """Plans compiled for TPUs; needs Linux with an x86 processor."""
-    session.install("-e", ".[test,hub,plan]")
-    session.run(
-        "python",
-        "-m",
-        "pytest",
-        "-m",
-        "full or not full",
-        "tests/test_planner.py",
-        "tests/test_plans.py",
-        "tests/test_remat.py",
-        *session.posargs,
+    run_tests(
+        session,
+        extras="test,hub,plan",
+        pytest=[
+            "-m",
+            "full or not full",
+            "tests/test_planner.py",
+            "tests/test_plans.py",
+            "tests/test_remat.py",
+        ],
     )
 
 

@@ -56,6 +56,7 @@ class MeshDistribution(MeshWeights):
         self._assigned = weights.Assigned()
         self.auto_shard_dataset = auto_shard_dataset
         keras_hooks.install_for_hub()
+        keras_hooks.constructed(self)
         keras_hooks.agree_on_seed()
         self._board = heartbeat.start(data_timeout)
 

@@ -12,6 +12,7 @@ from keras_meshdist import (
     weights,
 )
 from keras_meshdist.layout import sharding_of
+from keras_meshdist.mesh import jax_mesh
 
 
 class MeshWeights(keras_hooks.HookedDistribution):
@@ -35,6 +36,9 @@ class MeshWeights(keras_hooks.HookedDistribution):
         if self._board is not None and weights.is_local(value):
             self._assigned.note(variable.path, value)
         return weights.place(value, sharding_of(layout))
+
+    def check_place(self, model):
+        weights.check_place(model, jax_mesh(self.device_mesh))
 
     def compare_assigned(self):
         """Raises if processes gave variables different values."""

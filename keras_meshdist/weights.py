@@ -173,6 +173,33 @@ def distribute_model(model, distribution=None):
     return model
 
 
+def check_place(model, mesh):
+    """Raises unless the variables of a model lie on the devices of a mesh.
+
+    Args:
+        model: `keras.Model`, whose variables may have no values yet.
+        mesh: `jax.sharding.Mesh`.
+
+    Raises:
+        ValueError: if one lies elsewhere.
+    """
+    devices = set(mesh.devices.flat)
+    for variable in model.variables:
+        if not keras_hooks.has_value(variable):
+            continue
+        sharding = getattr(variable.value, "sharding", None)
+        if sharding is not None and sharding.device_set != devices:
+            found = sorted(map(str, sharding.device_set))
+            raise ValueError(
+                "A model must lie on the mesh of the distribution. Received: "
+                f"variable {variable.path!r} on {', '.join(found[:2])}"
+                f"{' and others' if found[2:] else ''}, and a mesh of "
+                f"{len(devices)} devices. Build the model after "
+                "`keras.distribution.set_distribution(distribution)`, or move "
+                "it: `kmd.distribute_model(model, distribution)`."
+            )
+
+
 def variables_of(model):
     """Returns all variables of a model that training changes.
 

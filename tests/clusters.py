@@ -13,8 +13,9 @@ _COMPILE_QUICKLY = (
     "--xla_cpu_parallel_codegen_split_count=1 "
     "--xla_llvm_disable_expensive_passes=true"
 )
-# Memory allows no more processes at a time.
-_MOST_PROCESSES = 9
+# Memory allows no more processes at a time: clusters of one, two, three and
+# four, which most tests share.
+_MOST_PROCESSES = 10
 
 _alive: OrderedDict[tuple[int, int], cluster.Cluster] = OrderedDict()
 

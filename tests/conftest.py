@@ -14,6 +14,11 @@ hypothesis.settings.register_profile("meshdist", deadline=None)
 hypothesis.settings.load_profile("meshdist")
 
 
+def pytest_collection_modifyitems(items):
+    """What takes the place of all shared clusters goes last."""
+    items.sort(key=lambda item: item.get_closest_marker("crowd") is not None)
+
+
 @pytest.fixture(autouse=True)
 def _no_distribution():
     """Each test begins and ends on one device."""

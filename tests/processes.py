@@ -47,6 +47,28 @@ def rows_on_devices(axes, rows, batch="b"):
     }
 
 
+def forget_to_set(axes):
+    """Fits twice without a distribution, then in its scope; all warnings."""
+    import keras
+
+    keras.utils.set_random_seed(3)
+    dist = _dist(axes)
+    x, y = np.ones((5, 4)), np.ones((5, 2))
+
+    def fit():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(x, y, verbose=0)
+        return [(str(w.message), w.filename == __file__) for w in caught]
+
+    said = [fit(), fit()]
+    with dist.scope():
+        said.append(fit())
+    return [*said, fit()]
+
+
 def forget_seeds():
     """A process as it was before any seed was set."""
     import random

@@ -157,6 +157,46 @@ def move(there, back):
         keras.distribution.set_distribution(None)
 
 
+def forgotten(where, trained):
+    """Uses a model that was built before, in every way.
+
+    Returns what each call says, and the loss once the model has been moved,
+    beside that before.
+    """
+    import keras
+
+    import keras_meshdist as kmd
+
+    with_scope(None)
+    x, y = data()
+    model = build(1)
+    calls = {
+        "fit": lambda: model.fit(x, y, verbose=0),
+        "evaluate": lambda: model.evaluate(x, y, verbose=0),
+        "predict": lambda: model.predict(x, verbose=0),
+        "train_on_batch": lambda: model.train_on_batch(x, y),
+        "predict_on_batch": lambda: model.predict_on_batch(x),
+    }
+    if trained:
+        # What Keras compiled then would take rows of a mesh, too.
+        calls = {name: calls[name] for name in ("fit", "evaluate", "predict")}
+        for call in calls.values():
+            call()
+    before, said = model.evaluate(x, y, verbose=0), {}
+    moved = distribution(where)
+    keras.distribution.set_distribution(moved)
+    try:
+        for name, call in calls.items():
+            try:
+                call()
+            except ValueError as error:
+                said[name] = str(error)
+        kmd.distribute_model(model, moved)
+        return said, set(calls), before, model.evaluate(x, y, verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 def spread(where):
     """Into how many different parts each variable lies, by its path."""
     import keras

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from keras_meshdist import cluster, coordination
-from keras_meshdist.cluster import devices
+from keras_meshdist import cluster, coordination, hardware
 from keras_meshdist.cluster.processes import reserve_port
 from tests.clusters import local_only, shared_cluster
 
-pytestmark = [local_only, pytest.mark.timeout(240)]
+pytestmark = [local_only, pytest.mark.matrix, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[1]
 
@@ -161,15 +160,35 @@ class TestAccelerators:
         monkeypatch.setenv("JAX_PLATFORMS", "cpu")
         assert cluster.accelerator_count() == 0
 
-    def test_tpu_chips_count_where_jax_can_use_them(
-        self, computer, monkeypatch
-    ):
+    def test_tpu_chips_count_where_jax_can_use_them(self, monkeypatch):
         files = {"/dev/accel[0-9]*": [], "/dev/vfio/[0-9]*": list("01234567")}
-        monkeypatch.setattr(devices.glob, "glob", files.get)
+        monkeypatch.setattr(hardware.glob, "glob", files.get)
+        installed = []
+        monkeypatch.setattr(
+            hardware.importlib.util, "find_spec", installed.count
+        )
         assert cluster.accelerator_count() == 0
-        (computer / "libtpu").mkdir()
-        (computer / "libtpu" / "__init__.py").touch()
+        installed.append("libtpu")
         assert cluster.accelerator_count() == 8
+
+    def test_other_devices_are_no_tpu_chips(self, monkeypatch):
+        files = {"/dev/accel[0-9]*": [], "/dev/vfio/[0-9]*": ["/dev/vfio/7"]}
+        monkeypatch.setattr(hardware.glob, "glob", files.get)
+        monkeypatch.setattr(
+            hardware.importlib.util, "find_spec", lambda name: None
+        )
+        for name in list(os.environ):
+            if name.startswith("TPU_"):  # JAX sets some where libtpu is
+                monkeypatch.delenv(name)
+        assert hardware.tpu_chips() == 0
+        monkeypatch.setenv("TPU_WORKER_ID", "0")
+        assert hardware.tpu_chips() == 1
+
+    def test_gpus_are_counted_by_files_without_the_command(self, monkeypatch):
+        files = [f"/dev/nvidia{end}" for end in ("0", "1", "0-caps")]
+        monkeypatch.setattr(hardware.glob, "glob", lambda pattern: files)
+        monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+        assert hardware.gpus() == 2
 
 
 def test_accelerators_once_jax_has_started():
@@ -307,8 +326,7 @@ class TestFailures:
 
 PARENT = """
 import sys, threading, time
-from keras_meshdist import cluster, coordination
-from keras_meshdist.cluster import devices
+from keras_meshdist import cluster, coordination, hardware
 from tests.test_cluster import sleep
 
 def start():
@@ -365,8 +383,7 @@ def test_a_reserved_port_is_given_to_nobody_else():
 
 POD_TEST = """
 import pytest
-from keras_meshdist import cluster, coordination
-from keras_meshdist.cluster import devices
+from keras_meshdist import cluster, coordination, hardware
 from tests.clusters import configure, shared_cluster
 from tests.test_cluster import everyone, fail, place
 
@@ -394,6 +411,7 @@ def test_another_shape():
 """
 
 
+@pytest.mark.extra
 def test_the_same_tests_on_a_pod(tmp_path):
     (tmp_path / "test_pod.py").write_text(POD_TEST)
     (tmp_path / "pytest.ini").write_text(

@@ -45,7 +45,7 @@ CASES = [*itertools.product(["LSTM", "GRU"], [8, 5], RULES)]
 @pytest.mark.parametrize(
     ("layer", "rows", "rules"),
     [
-        pytest.param(*case, marks=() if chosen else pytest.mark.extra)
+        pytest.param(*case, marks=() if chosen else pytest.mark.full)
         for i, case in enumerate(CASES)
         for chosen in [AFFECTED or i % 7 == 0]
     ],

@@ -13,7 +13,7 @@ LARGE = 9 * 2**20
 
 
 def shared():
-    return shared_cluster(3, 1)
+    return shared_cluster(3, 2)
 
 
 def exchange_own(name, times=1):

@@ -2,6 +2,10 @@
 
 import importlib.util
 import pathlib
+import re
+import shlex
+import tomllib
+import types
 
 import pytest
 
@@ -10,7 +14,8 @@ from keras_meshdist import cluster
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
-FOLDER = pathlib.Path(__file__).parent.parent / "colabs"
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / "colabs"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 # What they say in words, beyond what they assert: the last cell, with the names
@@ -54,6 +59,20 @@ assert batch.physical.shape == (16,)
 assert seen.shape == (13,)
 assert len(ours) == 6
 """,
+    "06_plan_before_you_rent": """
+assert not [mesh.name for mesh in report.meshes if mesh.error]
+assert report.meshes[-1].name == "batch=8"
+assert report.best.axes == tuple(map(tuple, plan["meshes"][0]["axes"]))
+for name, shards in {"fsdp=8": 8, "model=4, batch=2": 4, "batch=8": 1}.items():
+    held = found[name].bytes["weights"] * shards / (4 * weights)
+    assert 1 <= held < 1.01
+assert 0.95 < gradients / (4 * weights) < 1.05
+(_, again), (change, fits) = alone.suggestions
+assert not again.fits and fits.fits
+assert change.startswith("FSDP")
+assert again.bytes["peak"] > 0.9 * found["batch=8"].bytes["peak"]
+assert set(pictures) == {"memory", "time", "grid"}
+""",
     "07_save_and_resume_elsewhere": """
 assert len(whole.losses) == 80
 assert max(first.losses) == 37
@@ -67,6 +86,7 @@ assert len({tuple(np.round(found, 4)) for found in losses.values()}) == 1
 # What is printed of an error is a claim too.
 PRINTED = {
     "05_any_batch_size": ["IndivisibleError", "(1, 10)", "Wrap the call in"],
+    "06_plan_before_you_rent": ["1,224,820,736 weights"],
     "08_many_hosts": ["DisagreementError", "61 of 61 rows, 1000 predictions"],
 }
 EXPECTED = [
@@ -141,11 +161,62 @@ def test_notebook_is_stored_without_outputs(path):
         assert not cell.get("execution_count")
 
 
+def code(path):
+    return [c.source for c in read(path).cells if c.cell_type == "code"]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_first_cell_of_code_installs_and_the_second_takes_devices(path):
-    install, devices = [
-        cell.source for cell in read(path).cells if cell.cell_type == "code"
-    ][:2]
+    install, devices = code(path)[:2]
     assert "%pip install" in install
     assert "keras_meshdist as" not in install
     assert "accelerator_count" in devices or path.stem == "08_many_hosts"
+
+
+def asked_of_pip(path, folder, monkeypatch, spec=None):
+    """What the first cell asks pip for where the package isn't installed."""
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    shell = interactive.InteractiveShell()
+    asked = []
+    shell.register_magic_function(asked.append, magic_name="pip")
+    monkeypatch.chdir(folder)
+    # Names are completed and looked up in threads of the shell's own.
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: spec)
+        shell.run_cell(code(path)[0]).raise_error()
+    return asked
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_installs_from_the_clone_in_which_it_lies(path, monkeypatch):
+    (asked,) = asked_of_pip(path, FOLDER, monkeypatch)
+    command, _, package, *others = shlex.split(asked)
+    place, extras = re.fullmatch(r"(.+)\[([\w,]+)\]", package).groups()
+    assert command == "install"
+    assert (FOLDER / place).resolve() == ROOT
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert set(others) <= {"tensorflow-cpu"}
+
+
+def test_installs_from_a_clone_beside_it(tmp_path, monkeypatch):
+    package = tmp_path / "keras_meshdist" / "keras_meshdist"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    # Python takes the folder of the clone for a package, an empty one.
+    folder = types.SimpleNamespace(origin=None)
+    for path in NOTEBOOKS:
+        (asked,) = asked_of_pip(path, tmp_path, monkeypatch, folder)
+        assert '"keras_meshdist[' in asked
+
+
+def test_says_what_to_do_without_a_clone(tmp_path, monkeypatch):
+    for path in NOTEBOOKS:
+        with pytest.raises(FileNotFoundError, match="git clone"):
+            asked_of_pip(path, tmp_path, monkeypatch)
+
+
+def test_installs_nothing_where_the_package_is(tmp_path, monkeypatch):
+    there = importlib.util.find_spec("keras_meshdist")
+    for path in NOTEBOOKS:
+        assert asked_of_pip(path, tmp_path, monkeypatch, there) == []

@@ -88,6 +88,17 @@ def test_different_seeds_never_give_different_weights():
         shared_cluster(2, 4).call(processes.seeds, (5, 6))
 
 
+def test_a_distribution_that_was_not_set():
+    for first, *others in shared_cluster(2, 4).call(
+        processes.forget_to_set, {"m": 4, "b": 2}
+    ):
+        ((message, is_there),) = first
+        assert message.startswith("A distribution is in effect only once it")
+        assert "Received: a ModelParallel that wasn't, on 2 proc" in message
+        assert is_there
+        assert others == [[], [], []]
+
+
 def test_a_process_without_a_device():
     cluster = shared_cluster(2, 4)
     with pytest.raises(ClusterError, match=r"Every process must.*\[0\] only"):

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import pathlib
 import re
+import runpy
 import tomllib
 
 import pytest
@@ -60,6 +61,7 @@ ARROWS = {
         "initial_values",
         "keras_hooks",
         "layout",
+        "mesh",
         "predictions",
         "saving",
         "weights",
@@ -103,17 +105,19 @@ ARROWS = {
         "unmatched",
     ],
     "environments": [],
+    "hardware": [],
     "rendezvous": ["coordination"],
     "joining": ["coordination", "environments", "keras_hooks", "rendezvous"],
     "checkup": [
         "coordination",
         "environments",
+        "hardware",
         "joining",
         "keras_hooks",
         "mesh",
         "verdicts",
     ],
-    "cluster": ["coordination", "joining"],
+    "cluster": ["coordination", "hardware", "joining"],
     "options": [],
     "planner": [
         "abstract",
@@ -164,8 +168,6 @@ ONLY = {
     "jax._src": ["keras_hooks", "coordination"],
     "tensorflow": ["demo"],
 }
-# What users call of a module that has more for the rest of the package.
-PUBLIC_OF = {"keras_hooks": ["install", "installed", "remove"]}
 WITHOUT = {"feeds": ["jax", "keras"], "coordination": ["keras"]}
 
 
@@ -245,18 +247,9 @@ def test_arrows_go_one_way():
         done |= ready
 
 
-def public_objects():
-    """Dotted name -> object, of all that users are meant to call."""
-    for name in kmd.__all__:
-        found = getattr(kmd, name)
-        if not inspect.ismodule(found):
-            yield f"keras_meshdist.{name}", found
-            continue
-        for inner in PUBLIC_OF.get(name) or found.__all__:
-            yield f"keras_meshdist.{name}.{inner}", getattr(found, inner)
-
-
-PUBLIC = dict(public_objects())
+PUBLIC = dict(
+    runpy.run_path(str(ROOT / "docs" / "public.py"))["public_objects"]()
+)
 
 
 def members(name, found):

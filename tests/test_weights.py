@@ -238,6 +238,24 @@ class TestDistributeModel:
                 )
             assert set(on) == {1}
 
+    def test_a_model_that_was_built_before(self):
+        self.check_forgotten(TWO, False)
+
+    @pytest.mark.extra
+    def test_a_model_that_was_trained_before(self):
+        self.check_forgotten(ONE, True)
+
+    def check_forgotten(self, processes, trained):
+        for said, calls, before, after in shared_cluster(*processes).call(
+            saved.forgotten, "last", trained
+        ):
+            assert set(said) == calls
+            for message in said.values():
+                assert message.startswith("A model must lie on the mesh of the")
+                assert "Received: variable 'saved/up/kernel' on " in message
+                assert "or move it: `kmd.distribute_model(model, d" in message
+            np.testing.assert_allclose(after, before, rtol=1e-4)
+
     def test_slots_lie_as_their_weights(self):
         parts = saved.spread("first")
         kernels = {p: n for p, n in parts.items() if "kernel" in p}

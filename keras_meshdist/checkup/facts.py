@@ -5,14 +5,13 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import socket
 import sys
 
 import jax
 import keras
 
-from keras_meshdist import coordination, environments, keras_hooks
+from keras_meshdist import coordination, environments, hardware, keras_hooks
 from keras_meshdist.mesh import jax_mesh
 
 # What a program's numbers may depend on.
@@ -80,7 +79,7 @@ def of_devices():
             for device in jax.devices()
         ],
         "threads": threads(),
-        "accelerators": accelerators(),
+        "accelerators": {"gpu": hardware.gpus(), "tpu": hardware.tpu_chips()},
         "gpus": _gpus(local),
         "chosen": {
             name: os.environ.get(name)
@@ -108,20 +107,6 @@ def threads():
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def accelerators():
-    """Returns how many GPUs and TPU chips this host shows as files."""
-    gpus = [
-        path
-        for path in glob.glob("/dev/nvidia[0-9]*")
-        if re.fullmatch(r"/dev/nvidia\d+", path)
-    ]
-    chips = glob.glob("/dev/accel[0-9]*")
-    if not chips and any(name.startswith("TPU_") for name in os.environ):
-        # Other devices that a virtual machine passes through stand there too.
-        chips = glob.glob("/dev/vfio/[0-9]*")
-    return {"gpu": len(gpus), "tpu": len(chips)}
 
 
 def _address(host):

@@ -1,14 +1,13 @@
 """Virtual CPU devices: one computer that looks like many devices."""
 
-import glob
 import importlib.metadata
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
+
+from keras_meshdist import hardware
 
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 
@@ -126,28 +125,15 @@ def accelerator_count() -> int:
         return sum(d.platform != "cpu" for d in jax.local_devices())
     if os.environ.get("JAX_PLATFORMS") == "cpu":
         return 0
-    if importlib.util.find_spec("libtpu"):
-        # Older TPUs have a driver of their own, newer ones that of Linux.
-        chips = glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")
-        if chips:
-            return len(chips)
+    if importlib.util.find_spec("libtpu") and hardware.tpu_chips():
+        return hardware.tpu_chips()
     plugins = importlib.metadata.entry_points(group="jax_plugins")
-    if any("cuda" in plugin.name for plugin in plugins):
-        return _nvidia_gpus()
-    return 0
-
-
-def _nvidia_gpus() -> int:
-    if not shutil.which("nvidia-smi"):
+    if not any("cuda" in plugin.name for plugin in plugins):
         return 0
-    listed = subprocess.run(
-        ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
-    ).stdout
-    found = sum(line.startswith("GPU ") for line in listed.splitlines())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return found
-    return min(found, len([name for name in visible.split(",") if name]))
+        return hardware.gpus()
+    return min(hardware.gpus(), len([n for n in visible.split(",") if n]))
 
 
 def check_count(name: str, value: int) -> None:

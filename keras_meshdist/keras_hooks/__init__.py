@@ -48,7 +48,10 @@ from keras_meshdist.keras_hooks.access import (  # noqa: E402
     untouched_names,
     without_first_steps,
 )
-from keras_meshdist.keras_hooks.base import HookedDistribution  # noqa: E402
+from keras_meshdist.keras_hooks.base import (  # noqa: E402
+    HookedDistribution,
+    constructed,
+)
 from keras_meshdist.keras_hooks.names import (  # noqa: E402
     naming_outputs,
     output_of,
@@ -72,6 +75,7 @@ from keras_meshdist.keras_hooks.variables import is_scattered  # noqa: E402
 __all__ = [
     "HookedDistribution",
     "agree_on_seed",
+    "constructed",
     "current_iterator",
     "draw_seed",
     "end_epoch",

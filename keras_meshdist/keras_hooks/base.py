@@ -1,8 +1,14 @@
 """What hooks know of a distribution of ours."""
 
 import abc
+import warnings
+import weakref
 
+import jax
 import keras
+
+# The distribution that was constructed last, while it has not been in effect.
+_waiting = None
 
 
 class HookedDistribution(abc.ABC):
@@ -102,6 +108,10 @@ class HookedDistribution(abc.ABC):
         """Judges layout rules, now that a model has all its variables."""
 
     @abc.abstractmethod
+    def check_place(self, model):
+        """Raises unless a model lies on the mesh."""
+
+    @abc.abstractmethod
     def creating_slot(self, reference):
         """Context in which an optimizer creates a variable.
 
@@ -116,7 +126,36 @@ class HookedDistribution(abc.ABC):
 
 def ours():
     """Returns the current distribution if it is one of ours, or `None`."""
+    global _waiting
     distribution = keras.distribution.distribution()
     if isinstance(distribution, HookedDistribution):
+        _waiting = None
         return distribution
     return None
+
+
+def constructed(distribution):
+    """Takes note of a distribution that should be in effect sooner or later."""
+    global _waiting
+    _waiting = weakref.ref(distribution)
+
+
+def warn_if_forgotten():
+    """Warns, once, on several processes of a distribution that isn't set.
+
+    On one process a model may well be tried on one device first.
+    """
+    global _waiting
+    waiting = _waiting and _waiting()
+    if waiting is None or jax.process_count() == 1:
+        return
+    if keras.distribution.distribution() is None:
+        _waiting = None
+        warnings.warn(
+            "A distribution is in effect only once it has been set. Received: "
+            f"a {type(waiting).__name__} that wasn't, on {jax.process_count()} "
+            "processes; each of them uses a model of its own, on one device. "
+            "Call `keras.distribution.set_distribution(distribution)` before "
+            "the model is built.",
+            stacklevel=5,
+        )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from keras_meshdist.keras_hooks.base import ours
+from keras_meshdist.keras_hooks.base import ours, warn_if_forgotten
 
 _TO_FILES = (
     keras.callbacks.CSVLogger,
@@ -21,12 +21,19 @@ _TO_FILES = (
 def make_list(keras_method):
     """Keras shows a progress bar, and writes each log, on every process.
 
-    Wraps `CallbackList.__init__` (Keras 3.7 to 3.16).
+    It goes on with a step that was compiled for one device, too. Wraps
+    `CallbackList.__init__` (Keras 3.7 to 3.16), with which `fit`, `evaluate`
+    and `predict` begin.
     """
 
     @functools.wraps(keras_method)
     def hook(self, callbacks=None, *args, **kwargs):
-        if ours() is None or jax.process_index() == 0:
+        distribution = ours()
+        if distribution is None:
+            warn_if_forgotten()
+        elif kwargs.get("model") is not None:
+            distribution.check_place(kwargs["model"])
+        if distribution is None or jax.process_index() == 0:
             return keras_method(self, callbacks, *args, **kwargs)
         given = keras.tree.flatten(callbacks) if callbacks else []
         kept = [c for c in map(_elsewhere, given) if c is not None]

@@ -166,6 +166,7 @@ def make_function(keras_method):
     def hook(self, step_function, concatenate_outputs=False):
         distribution = ours()
         if distribution is not None and self.built:
+            distribution.check_place(self)
             distribution.model_is_whole(self)
         if concatenate_outputs:
             step_function = _fetching(step_function, self)

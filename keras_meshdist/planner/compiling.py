@@ -75,13 +75,15 @@ class _Bar:
     """What is being compiled, and how much is done."""
 
     def __init__(self, verbose):
+        console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("compiling {task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not verbose,
+            console=console,
+            # A notebook has no place for it, and would show a warning.
+            disable=not verbose or console.is_jupyter,
             transient=True,
         )
         self._task = self._progress.add_task("", total=0)

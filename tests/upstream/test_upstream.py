@@ -95,10 +95,10 @@ full, extra = pytest.mark.full, pytest.mark.extra
 @pytest.mark.parametrize(
     ("module", "mode", "some"),
     [
-        pytest.param(DISTRIBUTION, "installed", "", marks=extra),
+        pytest.param(DISTRIBUTION, "installed", "", marks=full),
         pytest.param(DISTRIBUTION, "substituted", "", marks=extra),
         pytest.param(BACKEND, "installed", "", marks=full),
-        pytest.param(BACKEND, "substituted", "", marks=extra),
+        pytest.param(BACKEND, "substituted", "", marks=full),
         pytest.param(PROCESSES, "installed", "", marks=full),
         pytest.param(
             PROCESSES, "substituted", "data_model or list_device", marks=extra
