@@ -179,6 +179,8 @@ class ActivationLayout(TensorLayout):
         if self._is_open:
             free = jax.sharding.PartitionSpec.UNCONSTRAINED
             rest = [free if entry is None else entry for entry in rest]
+        if isinstance(rows, tuple) and len(rows) == 1:
+            rows = rows[0]  # an older JAX takes the two for different
         spec = jax.sharding.PartitionSpec(rows, *rest)
         return jax.sharding.NamedSharding(self.backend_layout.mesh, spec)
 
