@@ -235,7 +235,7 @@ class Board:
 
 
 class Meetings:
-    """At which batches of a pass the processes meet: at all, as a rule.
+    """At which batches of a pass the processes meet: at each, as a rule.
 
     If they know the rows of all batches beforehand, as of arrays, and reading
     can't fail, all go on alike without a word. They still meet about once a

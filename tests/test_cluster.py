@@ -14,7 +14,7 @@ from keras_meshdist import cluster, coordination, hardware
 from keras_meshdist.cluster.processes import reserve_port
 from tests.clusters import local_only, shared_cluster
 
-pytestmark = [local_only, pytest.mark.matrix, pytest.mark.timeout(240)]
+pytestmark = [local_only, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[1]
 

@@ -53,17 +53,7 @@ KINDS = {
 }
 
 
-# The parity tests have groups, and much is the same in one dimension as in two.
-MARKS = {
-    "conv2d_channels_first": pytest.mark.matrix,
-    "conv2d_of_groups": pytest.mark.full,
-    "conv2d_strided": pytest.mark.extra,
-    "conv3d": pytest.mark.matrix,
-    "depthwise1d": pytest.mark.full,
-    "lstm1d": pytest.mark.extra,
-    "separable1d": pytest.mark.full,
-    "transposed1d": pytest.mark.full,
-}
+LONGER = ("conv2d_strided", "lstm1d", "separable1d")
 
 
 def over_three_axes(rank=4, kernel=None):
@@ -131,7 +121,10 @@ def quick_compilation():
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in KINDS],
+    [
+        pytest.param(kind, marks=pytest.mark.extra if kind in LONGER else ())
+        for kind in KINDS
+    ],
 )
 def test_every_kind_is_as_on_one_device(kind):
     make, shape = KINDS[kind]

@@ -166,7 +166,6 @@ class TestAuto:
         for weight, value in zip(model.weights, before, strict=True):
             np.testing.assert_array_equal(weight, value)
 
-    @pytest.mark.matrix
     @pytest.mark.parametrize(("name", "axes", "further"), COVERING)
     def test_trains_as_on_one_device(self, name, axes, further):
         self.check(name, axes, further)
@@ -302,7 +301,6 @@ class TestSequences:
 
         assert temporaries("sequence") < 0.4 * temporaries(None)
 
-    @pytest.mark.matrix
     @pytest.mark.parametrize(("name", "axes", "sequence"), SEQUENCES)
     def test_trains_as_on_one_device(self, name, axes, sequence):
         train_and_compare(name, axes, sequence_axis=sequence)

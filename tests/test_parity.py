@@ -38,8 +38,6 @@ def _cases(cases):
 
 REST = tuple(case for case in ALL if case not in COVERING)
 PLAIN = tuple(case for case in REST if case not in SPECIAL)
-# Beside two others an axis of size 1 changes no feed.
-CHOSEN = tuple(c for c in PLAIN if len(c.shape) == 2 or 1 not in c.shape)
 # Models whose programs take long to compile, and which others of COVERING and
 # of SPECIAL have too.
 LONG = tuple(
@@ -85,7 +83,7 @@ class TestTwoProcesses:
     def test_2x4(self, case):
         _run(2, 4, case)
 
-    @_cases(CHOSEN)
+    @_cases(PLAIN)
     @pytest.mark.matrix
     def test_2x4_rest(self, case):
         _run(2, 4, case, everything=False)
@@ -98,13 +96,11 @@ class TestTwoProcesses:
 
 # The covering ten are on four or on eight processes.
 EIGHT = COVERING[5:8]
-# And the convolutions on one and on two.
-FOUR = tuple(c for c in COVERING if c not in EIGHT and c.model != "windows")
+FOUR = tuple(case for case in COVERING if case not in EIGHT)
 
 
 class TestFourProcesses:
     @_cases(FOUR)
-    @pytest.mark.matrix
     def test_4x2(self, case):
         _run(4, 2, case)
 
@@ -116,8 +112,8 @@ class TestFourProcesses:
 
 @pytest.mark.crowd
 class TestEightProcesses:
-    @_cases(EIGHT[2:])
-    @pytest.mark.extra
+    @_cases(EIGHT)
+    @pytest.mark.matrix
     def test_8x1(self, case):
         _run(8, 1, case, everything=False)
 

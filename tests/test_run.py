@@ -15,7 +15,7 @@ from keras_meshdist import cli, cluster
 from keras_meshdist.cluster.output import Output
 from tests.clusters import local_only
 
-pytestmark = [local_only, pytest.mark.matrix, pytest.mark.timeout(240)]
+pytestmark = [local_only, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[1]
 

@@ -36,7 +36,6 @@ def check(processes, axes, sequence):
     assert {row.tobytes() for row in own.round(6)} == rows
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("processes", "axes", "sequence"), CASES)
 def test_trains_as_on_one_device(processes, axes, sequence):
     check(processes, axes, sequence)

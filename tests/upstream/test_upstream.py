@@ -95,7 +95,7 @@ full, extra = pytest.mark.full, pytest.mark.extra
 @pytest.mark.parametrize(
     ("module", "mode", "some"),
     [
-        pytest.param(DISTRIBUTION, "installed", "", marks=full),
+        pytest.param(DISTRIBUTION, "installed", "", marks=extra),
         pytest.param(DISTRIBUTION, "substituted", "", marks=extra),
         pytest.param(BACKEND, "installed", "", marks=full),
         pytest.param(BACKEND, "substituted", "", marks=full),
