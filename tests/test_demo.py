@@ -264,7 +264,7 @@ class TestCommand:
         assert demo.run(str(tmp_path / "x.png")) == 1
         assert "process 0 failed" in capsys.readouterr().err
 
-    @pytest.mark.extra
+    @pytest.mark.full
     @pytest.mark.timeout(400)
     def test_two_cases(self, monkeypatch, tmp_path, capsys):
         few = [Case(processes, _MESH, cases.EVEN_BATCH) for processes in (1, 2)]

@@ -28,6 +28,8 @@ LEFT_OUT = {
     ("keras_meshdist.demo.command", "run"),
     ("keras_meshdist.coordination", "posts"),
     ("keras_meshdist.joining", "initialize"),
+    # And this on a machine that has some.
+    ("keras_meshdist.hardware", "gpus"),
     # And these on models that are planned.
     ("keras_meshdist.planner.plan", "plan"),
     ("keras_meshdist.planner.remat", "remat_blocks"),

@@ -40,11 +40,21 @@ class TestFullDisk:
                 assert ("process 0 raised" in error) == (process == 1)
                 assert unchanged
 
-    @parameterized.expand([(True, 1), (True, 0), (False, 1)])
+    @parameterized.expand([(True, 1)])
     @pytest.mark.extra
     @local_only
     @needs_try_get
     def test_checkpoints_of_one_process(self, asynchronous, failing):
+        self.check_checkpoints(asynchronous, failing)
+
+    @parameterized.expand([(True, 0), (False, 1)])
+    @pytest.mark.full
+    @local_only
+    @needs_try_get
+    def test_more_checkpoints_of_one_process(self, asynchronous, failing):
+        self.check_checkpoints(asynchronous, failing)
+
+    def check_checkpoints(self, asynchronous, failing):
         close_all()
         with saved.folder() as folder:
             with cluster.Cluster(2, 4, forward=False) as running:

@@ -84,7 +84,7 @@ def check(moments, epochs, seed):
 
 @local_only
 @needs_try_get
-@pytest.mark.extra
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_two_moments():
     check(2, 20, seed=1)
