@@ -11,6 +11,7 @@ from parameterized import parameterized
 from rich.console import Console
 
 import keras_meshdist as kmd
+from keras_meshdist.pieces import axes_of
 from keras_meshdist.planner import (
     blocks,
     depth,
@@ -19,6 +20,7 @@ from keras_meshdist.planner import (
     products,
     program,
     schedule,
+    step,
 )
 from keras_meshdist.planner.candidates import as_axes, candidate_meshes
 from keras_meshdist.planner.chips import CHIPS
@@ -374,6 +376,26 @@ class TestMeshes:
         for mesh in ({"model": 3}, {"a": -1, "b": -1}, {"a": 0, "b": 8}, {}):
             with pytest.raises(ValueError, match="multiply .* for 8 chips"):
                 as_axes(mesh, 8)
+
+    @parameterized.expand(
+        [
+            ({"model": 4, "data": 2}, ("data",)),
+            ({"model": 2, "fsdp": 2, "batch": 2}, ("fsdp", "batch")),
+            ({"model": 4, "x": 2}, ("x",)),
+            ({"y": 4, "x": 2}, ("y",)),
+        ]
+    )
+    def test_axes_of_rows(self, axes, rows):
+        model = kmd.abstract(plans.dense)
+        found = step.distribute(model, kmd.make_mesh(axes))
+        assert axes_of(found.batch_dim_name) == rows
+
+    @parameterized.expand(["auto", "fsdp"])
+    def test_no_axis_of_rows(self, layout):
+        model = kmd.abstract(plans.dense)
+        mesh = kmd.make_mesh({"model": 8})
+        with pytest.raises(ValueError, match="instance batch=1,model=8"):
+            step.distribute(model, mesh, layout)
 
 
 def reduce_over(groups, size, grid=(2, 4), chip="v5e", kind="all-reduce"):

@@ -14,6 +14,7 @@ from keras_meshdist.planner.example import example_batch
 
 # Axes that split rows, by the names that are used for them.
 ROW_AXES = ("batch", "data", "replica", "fsdp")
+_OTHER_AXES = ("model", "sequence", "expert")
 
 
 class AbstractStep:
@@ -106,20 +107,19 @@ def distribute(model, mesh, layout="auto", sequence=None):
         `ModelParallel` of the package.
 
     Raises:
-        ValueError: if the layout is none of these.
+        ValueError: if the layout is none of these, or rows have no axis.
     """
     names = tuple(mesh.axis_names)
-    rows = tuple(name for name in names if name in ROW_AXES) or names[:1]
     if layout == "auto":
         axes = {
             f"{axis}_axis": axis if axis in names else None
-            for axis in ("model", "fsdp", "sequence", "expert")
+            for axis in (*_OTHER_AXES, "fsdp")
         }
         if sequence is not None:
             axes["sequence_axis"] = sequence
         found = layouts.auto(model, mesh, **axes)
     elif layout == "fsdp":
-        axis = "fsdp" if "fsdp" in names else rows
+        axis = "fsdp" if "fsdp" in names else _axes_of_rows(mesh)
         found = layouts.fsdp(model, mesh, axis=axis)
     elif callable(layout):
         found = layout(mesh)
@@ -130,4 +130,19 @@ def distribute(model, mesh, layout="auto", sequence=None):
         )
     if isinstance(found, keras_hooks.HookedDistribution):
         return found
-    return ModelParallel(layout_map=found, batch_dim_name=rows)
+    return ModelParallel(layout_map=found, batch_dim_name=_axes_of_rows(mesh))
+
+
+def _axes_of_rows(mesh):
+    """Those with the names that they have; else the first of a name unknown."""
+    names = mesh.axis_names
+    rows = tuple(name for name in names if name in ROW_AXES)
+    rows = rows or tuple(n for n in names if n not in _OTHER_AXES)[:1]
+    if not rows:
+        sizes = dict(zip(names, mesh.shape, strict=True))
+        axes = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise ValueError(
+            f"A mesh names the axis of a batch's rows, one of {ROW_AXES}. "
+            f"Received: {axes}. Valid: for instance batch=1,{axes}."
+        )
+    return rows
