@@ -161,6 +161,10 @@ def test_what_was_traced_before_is_right_too():
     Version(jax.__version__) < Version("0.6.2"),
     reason="padded batches aren't split there, so that none is uneven",
 )
+@pytest.mark.skipif(
+    Version(jax.__version__) >= Version("0.12.1"),
+    reason="XLA gets all of these scatters right there, without the hook too",
+)
 def test_the_hook_is_what_makes_it_right():
     plain, placed = batches(13, (4, 2), "a", False)
     keras_hooks.remove()
