@@ -30,7 +30,7 @@ def _name(function, _, parameters):
 def _run(case):
     needed = NEEDS.get(case.kind)
     if needed and importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed")
+        pytest.skip(f"{needed} is not installed: nox -s full")
     if needed == "grain" and importlib.util.find_spec(GRAIN_IN_KERAS) is None:
         pytest.skip("this version of Keras takes no Grain datasets")
     results = shared_cluster(*case.processes).call(conformance.train, case)

@@ -45,8 +45,6 @@ def primitives():
 def hook(primitive):
     """XLA gets scatters over rows that don't divide wrong.
 
-    Seen up to JAX 0.12.0; 0.12.1 was right by itself in all our cases.
-
     Wraps the rule by which JAX lowers a primitive (JAX 0.4.38 to 0.12), after
     all that differentiates, vectorizes and caches. It does nothing before this
     package has put the first padded batch on devices.
